@@ -1,0 +1,1 @@
+"""What turns a stage's activations and gradients into bytes and back: bases, boundaries, codecs, token ids."""

@@ -1,0 +1,74 @@
+"""The boundary between two stages: d numbers a token become k, and d again.
+
+    send      c = (x - E_fixed[t]) @ U              x [B, T, d] -> c [B, T, k]
+    rebuild   x = c @ U.T + E_fixed[t]
+    backward  dL/dc = dL/dx @ U                     autograd's own, through `rebuild`
+
+E_fixed is a frozen random embedding of the token ids t, which travel as integers beside c. If everything written
+into the residual stream before the boundary lies in span(U) (form `reparam`), nothing is lost. If not (form
+`bottleneck`), the projection is part of the model: the single-process model has it too. Source of the split:
+Ramasinghe et al. 2025, arXiv 2506.01260, section 4.
+
+Shape suffixes: B batch, T time, D model width, K coordinates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+from torch import nn
+
+from compression.basis import random_basis
+from compression.seeded import normal
+
+FIXED_EMBEDDING_STD = 1.0
+
+
+class Form(StrEnum):
+    """How the model is made to fit through the boundary."""
+
+    BOTTLENECK = "bottleneck"
+    REPARAM = "reparam"
+    NONE = "none"
+
+    @property
+    def confines_writes(self) -> bool:
+        """Whether what is written into the residual stream before a boundary is kept inside span(U)."""
+        return self is Form.REPARAM
+
+    @property
+    def narrows(self) -> bool:
+        """Whether fewer numbers than the model width cross."""
+        return self is not Form.NONE
+
+
+class Boundary(nn.Module):
+    """Projects and rebuilds the residual stream. Holds no trainable parameter and saves nothing: all from the seed."""
+
+    basis_DK: torch.Tensor | None
+    fixed_VD: torch.Tensor | None
+
+    def __init__(self, form: Form, dim: int, rank: int, vocab: int, seed: int, fixed_embedding: bool) -> None:
+        super().__init__()
+        self.width = rank if form.narrows else dim
+        basis = random_basis(dim, rank, seed) if form.narrows else None
+        fixed = normal((vocab, dim), FIXED_EMBEDDING_STD, seed, "fixed_embedding") if fixed_embedding else None
+        self.register_buffer("basis_DK", basis, persistent=False)
+        self.register_buffer("fixed_VD", fixed, persistent=False)
+
+    def fixed(self, ids_BT: torch.Tensor) -> torch.Tensor | float:
+        """The frozen part of the embedding, `[B, T, D]`, or 0.0 where the run has none."""
+        return 0.0 if self.fixed_VD is None else self.fixed_VD[ids_BT]
+
+    def project(self, x_BTD: torch.Tensor, ids_BT: torch.Tensor) -> torch.Tensor:
+        """The coordinates `[B, T, K]` that cross the wire."""
+        if self.basis_DK is None:
+            return x_BTD
+        return (x_BTD - self.fixed(ids_BT)) @ self.basis_DK
+
+    def rebuild(self, c_BTK: torch.Tensor, ids_BT: torch.Tensor) -> torch.Tensor:
+        """The residual stream `[B, T, D]` from its coordinates."""
+        if self.basis_DK is None:
+            return c_BTK
+        return c_BTK @ self.basis_DK.T + self.fixed(ids_BT)

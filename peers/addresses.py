@@ -1,0 +1,92 @@
+"""What may stand in a libp2p address: checked before p2pd sees it, because p2pd's answers are not for people.
+
+p2pd listens with SO_REUSEPORT: a second one on the same port starts without a word and takes half the connections.
+So a port is probed before it is given to p2pd.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from protocol.errors import UserError
+
+EXAMPLE = "/ip4/203.0.113.5/tcp/31330"
+_UNSPECIFIED = {"0.0.0.0", "::"}
+
+
+def parts(address: str) -> dict[str, str]:
+    """`/ip4/1.2.3.4/tcp/5` as {"ip4": "1.2.3.4", "tcp": "5"}; {} if it is not an address with a host and a port."""
+    words = address.split("/")
+    if words[0] or len(words) < 5 or words[1] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
+        return {}
+    if words[3] not in ("tcp", "udp") or not words[4].isdecimal() or int(words[4]) > 65535:
+        return {}
+    known = {words[1]: words[2], words[3]: words[4]}
+    return known | ({"p2p": words[-1]} if words[-2] == "p2p" else {})
+
+
+def bare(address: str) -> str:
+    """The address without a trailing `/p2p/<id>`."""
+    return address.rpartition("/p2p/")[0] or address
+
+
+def peer_of(address: str) -> str:
+    """The peer id at the end of an initial peer's address.
+
+    Raises:
+        UserError: there is none.
+    """
+    peer = parts(address).get("p2p")
+    if not peer:
+        raise UserError(f"expected a peer's address such as {EXAMPLE}/p2p/Qm..., got {address!r}")
+    return peer
+
+
+def usable(addresses: Sequence[str]) -> list[str]:
+    """Those of `addresses` that another machine could dial: never port 0, never 0.0.0.0."""
+    return [address for address in addresses if _dialable(parts(address))]
+
+
+def _dialable(known: dict[str, str]) -> bool:
+    port = known.get("tcp") or known.get("udp") or "0"
+    return int(port) != 0 and not _UNSPECIFIED & set(known.values())
+
+
+def check_announced(addresses: Sequence[str] | None) -> None:
+    """
+    Raises:
+        UserError: one of `addresses` is of no use to others.
+    """
+    for address in addresses or ():
+        if not usable([address]):
+            raise UserError(
+                f"expected an address to announce that others can reach, such as {EXAMPLE}, got {address!r}"
+            )
+
+
+def check_listen(addresses: Sequence[str]) -> None:
+    """
+    Raises:
+        UserError: an address is malformed, not this machine's, or its port is taken.
+    """
+    for address in addresses:
+        known = parts(address)
+        host = known.get("ip4") or known.get("ip6")
+        if host is None:
+            raise UserError(f"expected an address to listen on such as /ip4/0.0.0.0/tcp/31330, got {address!r}")
+        _probe(host, int(known.get("tcp") or known["udp"]), "tcp" in known)
+
+
+def _probe(host: str, port: int, tcp: bool) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as probe:
+        if tcp:  # a port whose last owner has just left is free for p2pd as well
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {host} port {port}: {error.strerror or error}: "
+                "end the program that uses this port, or choose another address or port"
+            ) from error

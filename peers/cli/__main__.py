@@ -1,0 +1,5 @@
+"""`python -m peers.cli` is `isthmus`."""
+
+from peers.cli.app import main
+
+main()

@@ -1,0 +1,93 @@
+"""What the commands share: the console, logging, signals, and the watch over a parent that started them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+INTERRUPTED = 130  # the shell's code for a command that Ctrl-C ended; 0 to 3 are in protocol.errors
+
+console = Console(highlight=False)
+error_console = Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line on the standard output, at once also when it is piped."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """One line on the standard error."""
+    error_console.print(text, markup=False, soft_wrap=True)
+
+
+def set_up_logging(verbose: bool) -> None:
+    """Log lines go to the standard error: warnings, or with `verbose` what happens too."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def on_interrupt(first: Callable[[], None]) -> None:
+    """In the running loop: the first SIGINT or SIGTERM calls `first`, the second cancels the current task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    count = 0
+
+    def handle() -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            first()
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle)
+
+
+async def watch_parent(parent: int | None, orphaned: Callable[[], None]) -> None:
+    """Call `orphaned` once the process `parent`, which started this one, is gone. None: no parent to watch."""
+    if parent is None:
+        return
+    while os.getppid() == parent:
+        await asyncio.sleep(1.0)
+    orphaned()
+
+
+def listen_address(host: str, port: int) -> str:
+    """The multiaddress to listen on."""
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
+
+
+def limit_threads(threads: int | None) -> None:
+    """Let torch compute on `threads` cores (None: all)."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def free_slot(root: Path) -> Path:
+    """The first of `root`/peer-0, peer-1, ... that no running peer holds, so that peers started in any number of
+    terminals get folders of their own, and the same ones after a restart."""
+    from peers.leftovers import FolderLock
+    from protocol.errors import UserError
+
+    index = 0
+    while True:
+        folder = root / f"peer-{index}"
+        try:
+            with FolderLock(folder):
+                return folder
+        except UserError:
+            index += 1

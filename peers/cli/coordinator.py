@@ -1,0 +1,157 @@
+"""`isthmus coordinator start`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.cli.common import INTERRUPTED, console, listen_address, on_interrupt, say, set_up_logging, watch_parent
+from peers.config_file import format_config, read_config
+from peers.files import write_bytes
+from peers.leftovers import FolderLock
+from peers.run_folder import RunFolder
+from peers.screen import Screen
+from protocol.config import RunConfig
+from protocol.errors import UserError
+from protocol.invite import Invite
+from protocol.manifest import Manifest
+from protocol.membership import End
+from protocol.records import is_coordinators
+from protocol.signing import SigningKey
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run that is ready to be coordinated."""
+
+    folder: RunFolder
+    manifest: Manifest
+    key: SigningKey
+    last_step: int
+    resumed: bool
+
+
+def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tuple[RunConfig | None, RunFolder]:
+    """The configuration (None where the resumed run's own counts) and the folder that the options mean.
+
+    Raises:
+        UserError: the options contradict each other, or the file is wrong.
+    """
+    if run is None and resume is None:
+        raise UserError("expected a RUN.toml, or --resume DIR to go on with a run: for example configs/tiny.toml")
+    if resume is not None and directory is not None:
+        raise UserError("expected --dir or --resume, got both: --resume names the folder")
+    config = None if run is None else read_config(run)
+    if resume is not None:
+        return config, RunFolder(resume)
+    assert config is not None
+    return config, RunFolder(directory or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def start(
+    run: Path | None,
+    steps: int | None,
+    directory: Path | None,
+    resume: Path | None,
+    host: str,
+    port: int,
+    announce: str | None,
+    print_config: bool,
+    verbose: bool,
+    with_parent: int | None,
+) -> int:
+    """See `peers.cli.app.coordinator_start`; the exit code."""
+    config, folder = choose(run, directory, resume)
+    if print_config:
+        console.file.write(format_config(config or folder.open()[0].config))
+        return 0
+    set_up_logging(verbose)
+    if resume is not None:
+        folder.open()
+    else:
+        folder.refuse_existing()
+    with FolderLock(folder.root) as lock:
+        opened = _open(config, folder, steps, resumed=resume is not None)
+        listen = listen_address(host, port)
+        return asyncio.run(_coordinate(opened, lock, listen, announce, with_parent))
+
+
+def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resumed: bool) -> Opened:
+    from peers.opening import check_resumed, create_run, load_tokens
+
+    manifest_and_key = folder.open() if resumed else None
+    effective = manifest_and_key[0].config if manifest_and_key else config
+    assert effective is not None
+    if steps is not None and steps > effective.train.steps:
+        raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
+    tokens = load_tokens(effective, say=say)
+    if manifest_and_key is None:
+        manifest_and_key = create_run(effective, folder, tokens)
+    else:
+        check_resumed(manifest_and_key[0], config, tokens)
+    return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
+
+
+async def _coordinate(
+    opened: Opened, lock: FolderLock, listen: str, announce: str | None, with_parent: int | None
+) -> int:
+    from peers.coordinator_daemon import CoordinatorDaemon
+    from peers.hivemind_transport import HivemindTransport
+
+    manifest = opened.manifest
+    screen = Screen(console, manifest.config, manifest.unigram_loss)
+    transport = await HivemindTransport.create(
+        identity=opened.folder.identity,
+        listen=[listen],
+        announce=[announce] if announce else None,
+        record_guard=lambda key, record: is_coordinators(key, record, manifest.coordinator_key),
+    )
+    try:
+        lock.record(transport.daemon_pid, transport.sockets())
+        daemon = CoordinatorDaemon(
+            transport, manifest, opened.key, opened.folder, screen, opened.last_step, opened.resumed
+        )
+        interrupted = asyncio.Event()
+
+        def stop() -> None:
+            interrupted.set()
+            daemon.stop()
+
+        on_interrupt(stop)
+        await daemon.publish_manifest()
+        _print_invite(opened.folder, Invite(manifest.run_id, manifest.coordinator_key, tuple(await transport.addresses())))
+        watch = asyncio.create_task(watch_parent(with_parent, stop))
+        end = await daemon.run()
+        watch.cancel()
+    finally:
+        screen.close()
+        await transport.close()
+    return _conclude(opened, end, screen, interrupted.is_set())
+
+
+def _print_invite(folder: RunFolder, invite: Invite) -> None:
+    write_bytes(folder.invite, f"{invite}\n".encode())
+    say(f"run {invite.run_id}, folder {folder.root}")
+    say("invite (also in invite.txt); a peer joins with: isthmus peer join INVITE")
+    say(str(invite))
+    if all("/127.0.0.1/" in address or "/::1/" in address for address in invite.addresses):
+        say("the invite holds for this machine only, since the coordinator listens on loopback")
+
+
+def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> int:
+    from peers.plot import plot_loss
+
+    rows = list(opened.folder.rows())
+    if rows:
+        plot_loss(rows, opened.manifest.unigram_loss, opened.manifest.run_id, opened.folder.plot)
+    say(f"ended after step {end.step} of {opened.manifest.config.train.steps}: {end.reason}")
+    screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)
+    unfinished = end.step < opened.manifest.config.train.steps
+    if unfinished and end.step:
+        say(f"  go on     isthmus launch --resume {opened.folder.root}  (or `coordinator start --resume`, and its peers)")
+    if end.failed:
+        return 1
+    return INTERRUPTED if interrupted and end.step < opened.last_step else 0

@@ -1,0 +1,108 @@
+"""`isthmus launch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from rich.progress import track
+
+from peers.cli.common import console, say
+from peers.cli.coordinator import choose
+from peers.config_file import format_config
+from peers.files import write_json
+from peers.launch import Swarm
+from peers.run_folder import RunFolder
+from protocol.config import RunConfig
+from protocol.errors import UserError
+
+
+def launch(
+    run: Path | None,
+    peers: int | None,
+    steps: int | None,
+    directory: Path | None,
+    resume: Path | None,
+    verify: bool,
+    device: str,
+    print_config: bool,
+) -> int:
+    """See `peers.cli.app.launch`; the exit code."""
+    config, folder = choose(run, directory, resume)
+    effective = config if resume is None else folder.open()[0].config
+    assert effective is not None
+    if print_config:
+        console.file.write(format_config(effective))
+        return 0
+    peers = effective.pipeline.stages if peers is None else peers
+    _check(effective, peers, verify, resume is not None)
+    if resume is None:
+        folder.refuse_existing()
+    gradients = folder.root / "gradients"
+    swarm = Swarm(folder, say)
+    code = swarm.run(
+        _coordinator_arguments(run, folder, steps, resume is not None),
+        peers,
+        _peer_arguments(peers, device, gradients if verify else None),
+    )
+    if code == 0 and verify:
+        return _verify(folder, gradients)
+    return code or swarm.failed_peer_code()
+
+
+def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:
+    stages = config.pipeline.stages
+    if peers != stages:
+        raise UserError(
+            f"expected --peers {stages}, one for each of the run's {stages} stages, got {peers}: "
+            "this release serves each stage by one peer; set pipeline.stages to change their number"
+        )
+    if verify and resumed:
+        raise UserError("expected --verify on a new run: the reference starts from the initial weights")
+
+
+def _coordinator_arguments(run: Path | None, folder: RunFolder, steps: int | None, resumed: bool) -> list[str]:
+    arguments = ["coordinator", "start", *([str(run)] if run else []), "--host", "127.0.0.1"]
+    arguments += ["--resume" if resumed else "--dir", str(folder.root)]
+    return arguments + (["--steps", str(steps)] if steps else [])
+
+
+def _peer_arguments(peers: int, device: str, gradients: Path | None) -> list[str]:
+    threads = max(1, (os.cpu_count() or 1) // peers)
+    arguments = ["--verbose", "--device", device, "--threads", str(threads)]
+    if gradients is not None:
+        gradients.mkdir(parents=True, exist_ok=True)
+        arguments += ["--keep-gradients", str(gradients)]
+    return arguments
+
+
+def _verify(folder: RunFolder, gradients: Path) -> int:
+    from peers.opening import load_tokens
+    from peers.verify import TOLERANCE, verify
+
+    config = folder.open()[0].config
+    report = json.loads(folder.report.read_text())
+    say(f"verifying: one process trains the whole model on the same {report['steps']} steps")
+    ticks = iter(track(range(report["steps"]), "reference", console=console, transient=True))
+    next(ticks, None)
+    difference = verify(config, load_tokens(config), gradients, report["steps"], lambda _: next(ticks, None) or None)
+    report["verify"] = {
+        "max_loss_diff": difference.loss,
+        "max_grad_diff": difference.gradient,
+        "worst_gradient": difference.worst,
+        "steps": difference.steps,
+        "parameters": difference.parameters,
+        "tolerance": TOLERANCE,
+        "within": difference.within,
+    }
+    write_json(folder.report, report)
+    shutil.rmtree(gradients)
+    verdict = "equal" if difference.within else "NOT equal"
+    say(
+        f"  verify    {verdict} within {TOLERANCE:g}: losses differ by at most {difference.loss:.1e}, "
+        f"gradients by {difference.gradient:.1e} ({difference.worst or 'bit for bit'}; "
+        f"{difference.parameters} tensors, {difference.steps} steps)"
+    )
+    return 0 if difference.within else 1

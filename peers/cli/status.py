@@ -1,0 +1,71 @@
+"""`isthmus status`."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from peers.cli.common import console, say, set_up_logging
+from protocol.errors import BadSignature, UserError
+from protocol.invite import Invite
+from protocol.manifest import Manifest
+from protocol.membership import short_peer
+from protocol.records import PROGRESS, is_coordinators, record_key
+from protocol.signing import open_record
+
+STALE_SECONDS = 30.0
+
+
+def status(text: str) -> int:
+    """See `peers.cli.app.status`; the exit code."""
+    set_up_logging(verbose=False)
+    invite = Invite.parse(text)
+    with tempfile.TemporaryDirectory(prefix="isthmus-status-") as folder:
+        manifest, progress = asyncio.run(_look(invite, Path(folder)))
+    _show(manifest, progress)
+    return 0
+
+
+async def _look(invite: Invite, folder: Path) -> tuple[Manifest, dict[str, Any]]:
+    from peers.hivemind_transport import HivemindTransport
+    from peers.peer_daemon import fetch_manifest
+
+    transport = await HivemindTransport.create(
+        identity=folder / "observer.id",
+        initial_peers=invite.addresses,
+        no_listen=True,
+        record_guard=lambda key, record: is_coordinators(key, record, invite.coordinator_key),
+    )
+    try:
+        manifest = await fetch_manifest(transport, invite)
+        record = await transport.fetch(record_key(invite.run_id, PROGRESS))
+    finally:
+        await transport.close()
+    try:
+        return manifest, open_record(record or b"", PROGRESS, invite.coordinator_key)
+    except BadSignature as error:
+        raise UserError(f"run {invite.run_id} has published no progress yet: {error}") from error
+
+
+def _show(manifest: Manifest, progress: dict[str, Any]) -> None:
+    age = time.time() - progress["time"]
+    stale = f" (as of {age:.0f} s ago: is the coordinator running?)" if age > STALE_SECONDS else ""
+    say(f"run {manifest.run_id}: {progress['phase']}{stale}")
+    row = progress["row"]
+    if row:
+        say(
+            f"step {row['step']} of {progress['last_step']}, loss {row['loss']:.4f} nats "
+            f"(unigram baseline {manifest.unigram_loss:.3f}), {row['tokens_per_second']:,.0f} tokens/s, "
+            f"{row['forward_bytes_per_token']:.1f} + {row['backward_bytes_per_token']:.1f} bytes/token"
+        )
+    table = Table("stage", "peer", "steps applied", box=None)
+    unassigned = manifest.config.pipeline.stages
+    for member in sorted(progress["peers"], key=lambda m: unassigned if m["stage"] is None else m["stage"]):
+        stage = "waiting" if member["stage"] is None else str(member["stage"])
+        table.add_row(stage, short_peer(member["peer"]), str(member["step"]))
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Where tokens come from: text sources, the tokenizer, the store of tokens."""

@@ -1,0 +1,211 @@
+"""A byte-level BPE tokenizer, trained once on the run's own text and kept under the hash of what it was made from.
+
+Training is deterministic: the same documents, vocabulary size and recipe give the same file on every peer, whatever
+the number of threads. Every byte has a token of its own, so any text can be encoded and comes back unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from protocol.errors import UserError
+
+END = "<|end|>"  # stands between documents; id 0 in every tokenizer that we train
+# What tokenizers made elsewhere call the end of a document, most explicit first.
+END_NAMES = (END, "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+SMALLEST_VOCABULARY = 257  # one token per byte and END
+RECIPE = 1  # raise it when anything that changes the trained file changes
+PIECE = 1 << 20  # characters
+BATCH = 1 << 21  # characters encoded at once
+
+Tokens = npt.NDArray[np.unsignedinteger]
+Progress = Callable[[str], None]
+
+log = logging.getLogger(__name__)
+
+
+def hash_documents(documents: list[str]) -> str:
+    """sha256 (hex) of the documents. Their lengths are hashed as well, so moving a boundary changes it."""
+    digest = hashlib.sha256()
+    for document in documents:
+        raw = document.encode("utf-8")
+        digest.update(len(raw).to_bytes(8, "little"))
+        digest.update(raw)
+    return digest.hexdigest()
+
+
+def tokenizer_key(documents_hash: str, vocab_size: int) -> str:
+    """The cache key of the tokenizer that `trained` makes of these documents."""
+    return hashlib.sha256(f"{documents_hash} {vocab_size} bpe-{RECIPE}".encode()).hexdigest()
+
+
+def train(documents: list[str], vocab_size: int) -> Tokenizer:
+    """Train on `documents`. A small text may yield fewer than `vocab_size` tokens.
+
+    Raises UserError when `vocab_size` cannot hold every byte and END.
+    """
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise UserError(
+            f"expected a vocabulary of at least {SMALLEST_VOCABULARY} tokens (256 bytes and {END}), but got "
+            f"{vocab_size}; set a larger vocab_size"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((piece for document in documents for piece in pieces(document)), trainer)
+    return _plain(tokenizer)
+
+
+def load(path: Path) -> Tokenizer:
+    """Read a tokenizer.json, ours or another's; raises UserError when it is missing or not one."""
+    if not path.is_file():
+        raise UserError(f"expected a tokenizer.json at {path}, but no file is there; correct the tokenizer's path")
+    try:
+        return _plain(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises bare Exception for all that it cannot parse
+        raise UserError(f"expected a tokenizer.json at {path}, but it does not load ({error}); use another") from error
+
+
+def load_cached(path: Path, level: int) -> Tokenizer | None:
+    """The tokenizer at a place in the cache; None when it is not there, or is damaged (logged at `level`)."""
+    if not path.is_file():
+        return None
+    try:
+        return load(path)
+    except UserError as error:
+        log.log(level, "cached tokenizer is damaged, training it again: %s", error)
+        return None
+
+
+def save(tokenizer: Tokenizer, path: Path) -> None:
+    """Write tokenizer.json whole or not at all."""
+    write_atomically(path, tokenizer.to_str(pretty=True).encode("utf-8"))
+
+
+def end_id(tokenizer: Tokenizer) -> int:
+    """The id that stands after each document; raises UserError when the tokenizer has none that we know."""
+    for name in END_NAMES:
+        if (token := tokenizer.token_to_id(name)) is not None:
+            return token
+    raise UserError(
+        f"expected a tokenizer with a token for the end of a document, but it has none of {', '.join(END_NAMES)}; "
+        f"add {END} to its special tokens"
+    )
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the highest id. (Tokenizers made elsewhere may leave ids unused, so their count is too low.)"""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def vocabulary_hash(tokenizer: Tokenizer) -> str:
+    """sha256 (hex) of what each id means.
+
+    Not of the file: its spelling changes between versions of the library, which would tell two peers that agree on
+    every token that they hold different data.
+    """
+    pairs = sorted((token, name) for name, token in tokenizer.get_vocab().items())
+    return hashlib.sha256(repr(pairs).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def pieces(document: str) -> Iterator[str]:
+    """Cut a document into parts of at most PIECE characters, after a line end where there is one.
+
+    An encoding takes some hundred bytes a token: a book in one piece would take gigabytes.
+    """
+    start = 0
+    while len(document) - start > PIECE:
+        stop = document.rfind("\n", start, start + PIECE) + 1 or start + PIECE
+        yield document[start:stop]
+        start = stop
+    yield document[start:]
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest little-endian unsigned type that holds ids below `vocab_size`; raises UserError over 2**32."""
+    for name in ("<u1", "<u2", "<u4"):
+        if vocab_size - 1 <= np.iinfo(name).max:
+            return np.dtype(name)
+    raise UserError(f"expected a vocabulary of at most {2**32} tokens, but got {vocab_size}; use another tokenizer")
+
+
+def encode(tokenizer: Tokenizer, documents: list[str], say: Progress) -> Tokens:
+    """`[n]`: the tokens of all documents, END after each."""
+    dtype, end = smallest_dtype(vocabulary_size(tokenizer)), np.array([end_id(tokenizer)], dtype=np.int64)
+    parts: list[Tokens] = []
+    done, total, told = 0, sum(map(len, documents)), time.monotonic()
+    for batch in _batches(documents):
+        encoded = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        for (text, last), encoding in zip(batch, encoded, strict=True):
+            parts += [_narrow(np.array(encoding.ids, dtype=np.int64), dtype)] + [_narrow(end, dtype)] * last
+            done += len(text)
+        if time.monotonic() - told > 2.0:
+            told = time.monotonic()
+            say(f"tokenising: {100 * done // total} %")
+    return np.concatenate(parts)
+
+
+def _batches(documents: list[str]) -> Iterator[list[tuple[str, bool]]]:
+    """(piece, whether it ends its document), in order, some BATCH characters at a time."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for document in documents:
+        cut = list(pieces(document))
+        for number, piece in enumerate(cut, start=1):
+            batch.append((piece, number == len(cut)))
+            size += len(piece)
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _narrow(ids: npt.NDArray[np.int64], dtype: np.dtype[np.unsignedinteger]) -> Tokens:
+    """`ids` as `dtype`; raises UserError rather than let an id wrap into another."""
+    if ids.size and int(ids.max()) > np.iinfo(dtype).max:
+        raise UserError(f"expected ids up to {np.iinfo(dtype).max}, but got {ids.max()}; use another tokenizer")
+    return ids.astype(dtype)
+
+
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Write `data` to `path`, whole or not at all, also when several processes write it or one is killed.
+
+    A killed writer leaves a file that begins with "." and ends with ".tmp", which nobody reads.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
+    """Undo what would change the text: cutting, padding, and reading END out of a document that merely quotes it."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer

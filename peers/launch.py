@@ -1,0 +1,150 @@
+"""`launch`: a coordinator and N peers on one machine, each its own process with its own identity, over loopback.
+
+The parent only starts, watches and stops them; the coordinator, which shares its terminal, shows the run. Children
+run in sessions of their own, so a Ctrl-C reaches them through the parent alone, in order. If the parent is killed
+they notice (`--with-parent`) and end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers.run_folder import RunFolder
+
+Say = Callable[[str], None]
+
+STOP_SECONDS = 120.0
+TERM_SECONDS = 10.0
+POLL_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Swarm:
+    """The processes of one launch."""
+
+    folder: RunFolder
+    say: Say
+    coordinator: subprocess.Popen[bytes] | None = None
+    peers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    interrupts: int = 0
+    _interrupts_seen: int = 0
+    _stop_deadline: float = float("inf")
+    _blamed: set[int] = field(default_factory=set)
+
+    def run(self, coordinator: Sequence[str], peers: int, peer: Sequence[str]) -> int:
+        """Run to the end; the coordinator's exit code, or the first failed peer's where it has none of its own.
+
+        Args:
+            coordinator: arguments of the coordinator's command.
+            peer: arguments of each peer's `join`, without invite and folder.
+        """
+        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self.folder.invite.unlink(missing_ok=True)
+            self.coordinator = _start(coordinator, None)
+            if self._await_invite():
+                self._start_peers(peers, peer)
+            return self._watch()
+        finally:
+            self._end_all()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: Any) -> None:
+        self.interrupts += 1
+
+    def _await_invite(self) -> bool:
+        assert self.coordinator is not None
+        while self.coordinator.poll() is None and not self.interrupts:
+            if self.folder.invite.exists():
+                return True
+            time.sleep(POLL_SECONDS)
+        return False
+
+    def _start_peers(self, count: int, arguments: Sequence[str]) -> None:
+        invite = self.folder.invite.read_text().strip()
+        for index in range(count):
+            folder = self.folder.peer(index)
+            folder.mkdir(parents=True, exist_ok=True)
+            command = ["peer", "join", invite, "--dir", str(folder), *arguments]
+            self.peers.append(_start(command, folder / "log.txt"))
+
+    def _watch(self) -> int:
+        assert self.coordinator is not None
+        while self.coordinator.poll() is None:
+            self._pass_on_interrupts()
+            self._look_at_peers()
+            if time.monotonic() > self._stop_deadline:
+                self.say("the run did not wind down in time; ending its processes")
+                return 1
+            time.sleep(POLL_SECONDS)
+        code = self.coordinator.returncode
+        return code if code >= 0 else 1
+
+    def _pass_on_interrupts(self) -> None:
+        assert self.coordinator is not None
+        if self.interrupts == self._interrupts_seen:
+            return
+        if self._interrupts_seen == 0:
+            self.say("\nstopping: all stages finish a common step and write a checkpoint (Ctrl-C again: at once)")
+            self.coordinator.send_signal(signal.SIGINT)
+            self._stop_deadline = time.monotonic() + STOP_SECONDS
+        else:
+            self._stop_deadline = float("-inf")
+        self._interrupts_seen = self.interrupts
+
+    def _look_at_peers(self) -> None:
+        assert self.coordinator is not None
+        for index, process in enumerate(self.peers):
+            if process.poll() in (None, 0) or index in self._blamed:
+                continue
+            self._blamed.add(index)
+            log = self.folder.peer(index) / "log.txt"
+            self.say(f"peer {index} ended with exit code {process.returncode}: {_last_line(log)} (see {log})")
+            # The coordinator may not have met it yet, and would wait for it for ever.
+            self.coordinator.send_signal(signal.SIGINT)
+            self._stop_deadline = min(self._stop_deadline, time.monotonic() + STOP_SECONDS)
+
+    def failed_peer_code(self) -> int:
+        """The exit code of the first peer that failed, or 0."""
+        return next((p.returncode for p in self.peers if p.returncode not in (None, 0)), 0)
+
+    def _end_all(self) -> None:
+        running = [p for p in (*self.peers, self.coordinator) if p is not None]
+        deadline = time.monotonic() + TERM_SECONDS
+        if self._stop_deadline == float("-inf"):
+            deadline = time.monotonic()
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.terminate()
+        for process in running:
+            try:
+                process.wait(TERM_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start(arguments: Sequence[str], log: Path | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "peers.cli", *arguments, "--with-parent", str(os.getpid())]
+    if log is None:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"

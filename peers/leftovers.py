@@ -1,0 +1,123 @@
+"""One daemon per folder, and no trace of a killed one.
+
+A daemon that ends by SIGKILL cannot tidy up: its p2pd child lives on for some seconds and its unix sockets for
+ever. So a daemon writes down what it started, and the next one in the same folder ends and removes it.
+
+    <folder>/lock          held with flock while a daemon runs; the kernel lets go of it when the process dies
+    <folder>/daemon.json   {"pid": ..., "p2pd": ..., "sockets": [...]}, there while a daemon runs, or after its crash
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from protocol.errors import UserError
+
+_LOCK = "lock"
+_RECORD = "daemon.json"
+_GRACE_SECONDS = 3.0
+
+
+class FolderLock:
+    """Holds `folder` for this process, as a context manager. On entry it cleans up after a dead predecessor.
+
+    Raises:
+        UserError: on entry, when another process holds the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(file)
+            raise UserError(
+                f"folder {self.folder} is in use by process {holder}: "
+                "stop that process first, or give this one another folder"
+            ) from None
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        self._file = file
+        clean_leftovers(self.folder)
+        return self
+
+    def record(self, p2pd: int | None, sockets: Sequence[str]) -> None:
+        """Write down the child process and the sockets that a successor must remove if this process is killed."""
+        written = self.folder / f"{_RECORD}.new"
+        written.write_text(json.dumps({"pid": os.getpid(), "p2pd": p2pd, "sockets": list(sockets)}))
+        os.replace(written, self.folder / _RECORD)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is None:
+            return
+        # The lock file itself stays: removing it would let two processes lock two different files of one name.
+        (self.folder / _RECORD).unlink(missing_ok=True)
+        os.close(self._file)
+        self._file = None
+
+
+def clean_leftovers(folder: Path) -> None:
+    """End the p2pd and remove the sockets that a dead daemon of `folder` left. Call it with the folder locked."""
+    record = _read_record(folder / _RECORD)
+    sockets = [path for path in record.get("sockets") or [] if isinstance(path, str)]
+    p2pd = record.get("p2pd")
+    if isinstance(p2pd, int) and p2pd > 0:
+        _end_process(p2pd, sockets)
+    for path in sockets:
+        _remove_socket(Path(path))
+    (folder / _RECORD).unlink(missing_ok=True)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """The record, or an empty one: a half-written or foreign file must not keep a daemon from starting."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _remove_socket(path: Path) -> None:
+    """Remove `path` only if it is what hivemind makes: the record is a file that anyone may have edited."""
+    with suppress(OSError):
+        if path.name.startswith("hivemind-") and stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+
+
+def _end_process(pid: int, sockets: Sequence[str]) -> None:
+    """SIGTERM, then SIGKILL after a while. Asks before each signal whether `pid` is still the recorded process."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _is_ours(pid, sockets):
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while _is_ours(pid, sockets) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _is_ours(pid: int, sockets: Sequence[str]) -> bool:
+    """Whether `pid`'s command line names a recorded socket: process ids are reused. Without /proc: no."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(path.encode() in command for path in sockets if path)

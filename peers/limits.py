@@ -1,0 +1,42 @@
+"""What both transports refuse: a frame longer than its kind allows, and a frame whose header misstates its payload."""
+
+from __future__ import annotations
+
+from protocol.errors import BadFrame
+from protocol.frame import MAX_CONTROL_BYTES, Frame, Header, Kind
+
+
+class Limits:
+    """The largest payload of each frame kind. Until set: tensors 0, control `MAX_CONTROL_BYTES`."""
+
+    def __init__(self) -> None:
+        self._largest = {kind: 0 for kind in Kind}
+        self._largest[Kind.CONTROL] = MAX_CONTROL_BYTES
+
+    def set(self, kind: Kind, payload_bytes: int) -> None:
+        """Refuse frames of `kind` with a payload of more than `payload_bytes`."""
+        self._largest[kind] = payload_bytes
+
+    def check(self, header: Header) -> None:
+        """Look at an incoming header before its payload is allocated.
+
+        Raises:
+            BadFrame: the payload would be too long.
+        """
+        largest = self._largest[header.kind]
+        if header.length > largest:
+            raise BadFrame(
+                f"expected a {header.kind.name.lower()} frame of at most {largest} bytes, got {header.length}: "
+                "do both peers run the same manifest?"
+            )
+
+
+def check_outgoing(frame: Frame) -> None:
+    """Catch our own mistake before it reaches a peer: the header must state the payload's true length.
+
+    Raises:
+        ValueError: it does not.
+    """
+    size = memoryview(frame.payload).nbytes
+    if size != frame.header.length:
+        raise ValueError(f"expected a payload of {frame.header.length} bytes as in the header, got {size}")

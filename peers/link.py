@@ -1,0 +1,178 @@
+"""One outgoing link, and the reading of frames from a stream. Knows asyncio's streams, not who makes them.
+
+A link has one queue and several streams; each stream has a writer task that takes the next frame. When any stream
+breaks, all are closed, `LinkLost` is reported once, and the link opens new ones until it works again:
+
+            open ok: LinkRestored if lost before
+    DOWN ----------------------------------------> UP
+     ^ |  open failed: LinkLost once, wait          |
+     |_|                                            |
+     ^---- a stream ended: LinkLost, wait ----------'
+
+Frames wait in the queue meanwhile. The frame that was being written is dropped: the step protocol sends it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from peers.limits import Limits
+from peers.transport import LinkLost, LinkRestored, Traffic, TransportEvent
+from protocol.frame import HEADER_BYTES, Frame, Header, Kind
+
+logger = logging.getLogger(__name__)
+
+QUEUE_FRAMES = 1024
+CHUNK_BYTES = 1 << 17
+FIRST_WAIT_SECONDS = 0.2
+LONGEST_WAIT_SECONDS = 5.0
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class CannotOpen(Exception):
+    """The streams of a link could not be opened; the message says why."""
+
+
+async def read_frame(reader: asyncio.StreamReader, limits: Limits) -> Frame | None:
+    """The next frame of a stream, or None at its end. The payload is allocated only after the header is accepted.
+
+    Raises:
+        BadFrame: the header is malformed or states a payload longer than `limits`.
+    """
+    try:
+        header = Header.unpack(await reader.readexactly(HEADER_BYTES))
+        limits.check(header)
+        return Frame(header, await reader.readexactly(header.length))
+    except (asyncio.IncompleteReadError, OSError):
+        return None
+
+
+class Link:
+    """Sends frames to one peer for as long as it is not closed."""
+
+    def __init__(
+        self,
+        peer: str,
+        open_streams: Callable[[], Awaitable[Sequence[Stream]]],
+        emit: Callable[[TransportEvent], Awaitable[None]],
+        sent: dict[Kind, Traffic],
+    ) -> None:
+        self.peer = peer
+        self.up = asyncio.Event()
+        self.dropped = 0
+        self._open_streams = open_streams
+        self._emit = emit
+        self._sent = sent
+        self._reported_lost = False
+        self._wake = asyncio.Event()
+        self._queue: asyncio.Queue[Frame] = asyncio.Queue(QUEUE_FRAMES)
+        self._task = asyncio.create_task(self._run(), name=f"link to {peer}")
+
+    def put(self, frame: Frame) -> None:
+        """Queue a frame. When the queue is full, the oldest frame goes: it is the one most likely out of date."""
+        if self._queue.full():
+            self._queue.get_nowait()
+            self._queue.task_done()
+            self.dropped += 1
+            if self.dropped % QUEUE_FRAMES == 1:
+                logger.warning("queue to %s is full (%d frames): dropped %d", self.peer, QUEUE_FRAMES, self.dropped)
+        self._queue.put_nowait(frame)
+
+    def hurry(self) -> None:
+        """Try to open now rather than after the wait: the peer has just shown that it is there."""
+        self._wake.set()
+
+    async def drain(self) -> None:
+        """Wait until every queued frame has been written."""
+        await self._queue.join()
+
+    async def close(self) -> None:
+        """Stop for good."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            opened = time.monotonic()
+            reason = await self._live_once()
+            self.up.clear()
+            await self._report_lost(reason)
+            # Only a link that held for a while earns a quick retry, so that a peer that refuses us is not hammered.
+            if time.monotonic() - opened > 2 * LONGEST_WAIT_SECONDS:
+                wait = FIRST_WAIT_SECONDS
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    async def _live_once(self) -> str:
+        """Open the streams and serve them until one breaks. Returns why it ended."""
+        self._wake.clear()
+        try:
+            streams = await self._open_streams()
+        except CannotOpen as error:
+            return str(error)
+        try:
+            self.up.set()
+            await self._report_restored()
+            return await self._serve(streams)
+        finally:
+            for _, writer in streams:
+                writer.close()
+
+    async def _serve(self, streams: Sequence[Stream]) -> str:
+        tasks = [asyncio.create_task(_watch(reader)) for reader, _ in streams]
+        tasks += [asyncio.create_task(self._write(writer)) for _, writer in streams]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, writer: asyncio.StreamWriter) -> str:
+        # With a high-water mark of 0, `drain` returns when the bytes have left this process: nothing holds on to a
+        # payload after its frame counts as written.
+        writer.transport.set_write_buffer_limits(high=0)
+        while True:
+            frame = await self._queue.get()
+            try:
+                await self._write_frame(writer, frame)
+            except OSError as error:
+                return f"writing to the stream failed: {error or type(error).__name__}"
+            finally:
+                self._queue.task_done()
+
+    async def _write_frame(self, writer: asyncio.StreamWriter, frame: Frame) -> None:
+        self._sent[frame.header.kind].add(frame)
+        writer.write(frame.header.pack())
+        payload = memoryview(frame.payload)
+        for start in range(0, len(payload), CHUNK_BYTES):
+            writer.write(payload[start : start + CHUNK_BYTES])
+            await writer.drain()
+        await writer.drain()
+
+    async def _report_lost(self, reason: str) -> None:
+        if not self._reported_lost:
+            self._reported_lost = True
+            await self._emit(LinkLost(self.peer, reason))
+
+    async def _report_restored(self) -> None:
+        if self._reported_lost:
+            self._reported_lost = False
+            await self._emit(LinkRestored(self.peer))
+
+
+async def _watch(reader: asyncio.StreamReader) -> str:
+    """Wait for the end of a stream on which the peer never writes: it tells of a dead peer even when we are idle."""
+    try:
+        extra = await reader.read(1)
+    except OSError as error:
+        return f"the stream broke: {error or type(error).__name__}"
+    return "the peer wrote on a stream that only we may write on" if extra else "the peer closed the stream"

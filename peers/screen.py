@@ -1,0 +1,103 @@
+"""What a person sees of a run: a live line on a terminal, plain lines where the output is piped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from protocol.config import RunConfig
+
+PLAIN_SECONDS = 5.0
+
+
+class Screen:
+    """Shows a run's progress. Implements `peers.coordinator_daemon.Observer`."""
+
+    def __init__(self, console: Console, config: RunConfig, unigram_loss: float) -> None:
+        self._console, self._config, self._unigram = console, config, unigram_loss
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._last_step = 0
+        self._shown = float("-inf")
+        self._present = -1
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def waiting(self, present: int, needed: int) -> None:
+        """Peers are awaited."""
+        if present != self._present:
+            self._present = present
+            self.say(f"peers: {present} of {needed}" + ("" if present < needed else ", one for each stage"))
+
+    def began(self, first_step: int, last_step: int) -> None:
+        """All stages have a peer."""
+        self._last_step = last_step
+        form, width = self._config.boundary.form, self._config.boundary_width
+        self.say(
+            f"training from step {first_step} to {last_step}; boundary: {form}, {width} of {self._config.model.dim} "
+            f"numbers per token; unigram baseline: {self._unigram:.3f} nats"
+        )
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[numbers]}"),
+                TextColumn("ETA"),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+            )
+            self._task = self._progress.add_task("", total=last_step, completed=first_step - 1, numbers="")
+            self._progress.start()
+
+    def row(self, row: dict[str, Any]) -> None:
+        """A step is done everywhere."""
+        numbers = (
+            f"loss {row['loss']:.4f}  {row['tokens_per_second']:,.0f} tokens/s  "
+            f"{row['forward_bytes_per_token']:.1f}+{row['backward_bytes_per_token']:.1f} bytes/token  "
+            f"{row['seconds']:.2f} s/step"
+        )
+        if self._progress is not None:
+            self._progress.update(self._task, completed=row["step"], numbers=numbers)
+        elif time.monotonic() - self._shown > PLAIN_SECONDS or row["step"] == self._last_step:
+            self._shown = time.monotonic()
+            eta = (self._last_step - row["step"]) * row["seconds"]
+            self.say(f"step {row['step']}/{self._last_step}  {numbers}  ETA {eta:.0f} s")
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        self.say(text)
+
+    def close(self) -> None:
+        """End the live line."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def summary(self, report: dict[str, Any], folder: Path) -> None:
+        """The run in a few lines."""
+        if not report["steps"]:
+            self.say(f"no step was done; run folder: {folder}")
+            return
+        wire = report["wire"]
+        lines = [
+            ("loss", f"{report['loss_first']:.4f} -> {report['loss_last']:.4f} nats "
+                     f"(unigram baseline {report['unigram_loss']:.4f})"),
+            ("steps", f"{report['steps']} ({report['tokens']:,} tokens), median {report['step_seconds_median']:.2f} s"),
+        ]
+        if wire["ratio_to_dense_bf16"]:
+            lines += [
+                ("wire", f"{wire['forward_bytes_per_token']:.2f} bytes/token forward, "
+                         f"{wire['backward_bytes_per_token']:.2f} backward; dense bf16 would be "
+                         f"{wire['dense_bf16_bytes_per_token']:.0f} each way: {wire['ratio_to_dense_bf16']:.1f}x less"),
+                ("overhead", f"{100 * wire['overhead_fraction']:.2f} % of the payload (headers, control messages)"),
+            ]
+        lines += [("folder", str(folder)), ("plot", str(folder / "loss.png"))]
+        for name, text in lines:
+            self.say(f"  {name:<9} {text}")

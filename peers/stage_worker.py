@@ -1,0 +1,201 @@
+"""The stage worker: carries out what the step protocol decides, with the engine, the transport and the disk.
+
+    transport events --> StageMachine --> Compute      --> compute thread --> Computed --> StageMachine
+                                      --> Send         --> transport
+                                      --> StepApplied  --> report, checkpoint
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from peers.checkpoints import Checkpoints
+from peers.compute import ComputeThread
+from peers.data.token_store import TokenStore
+from peers.files import write_atomically
+from peers.step_reports import StepReport, WireTotals
+from peers.transport import Transport
+from protocol.config import RunConfig
+from protocol.errors import RemoteError
+from protocol.frame import Buffer, Frame, Header
+from protocol.model.engine import StageEngine
+from protocol.schedule import learning_rate
+from protocol.stage_machine import (
+    Compute,
+    Computed,
+    Effect,
+    Event,
+    Refuse,
+    Send,
+    StageMachine,
+    StepApplied,
+)
+from protocol.work import Verb
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker is given: the run, this peer's share of it, and the outside."""
+
+    config: RunConfig
+    transport: Transport
+    tokens: TokenStore
+    compute: ComputeThread
+    checkpoints: Checkpoints
+    report: Callable[[StepReport], None]
+    device: str = "cpu"
+    gradients: Path | None = None  # where to keep each step's gradients, for --verify
+
+
+class StageWorker:
+    """Serves `stage` from the state after `applied` steps on. `failure` is done when the stage cannot go on."""
+
+    def __init__(self, parts: WorkerParts, stage: int, applied: int) -> None:
+        self._parts, self._stage = parts, stage
+        train = parts.config.train
+        self.machine = StageMachine(
+            parts.transport.peer_id, train.microbatches, parts.config.pipeline.window, applied
+        )
+        self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self.idle_since = time.monotonic()
+        self._engine: StageEngine | None = None
+        self._losses: dict[int, float] = {}
+        self._norm = 0.0
+        self._step_began, self._busy_before = time.monotonic(), 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def build(self) -> None:
+        """Build the stage, from its checkpoint if it has applied steps before.
+
+        Raises:
+            RunFailed: there is no whole checkpoint of that step.
+        """
+        self._engine = await self._parts.compute.run(self._make_engine)
+        self._step_began, self._busy_before = time.monotonic(), self._parts.compute.busy_seconds
+
+    def feed(self, event: Event) -> None:
+        """Let the protocol handle `event`, and carry out what it decides."""
+        self.idle_since = time.monotonic()
+        for effect in self.machine.handle(event):
+            self._perform(effect)
+
+    async def close(self) -> None:
+        """Wait until what runs on the compute thread has ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _make_engine(self) -> StageEngine:
+        parts = self._parts
+        engine = StageEngine(parts.config, self._stage, parts.device)
+        if self.machine.applied:
+            state = parts.checkpoints.load(self._stage, self.machine.applied)
+            engine.load(state, self.machine.applied)
+        return engine
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Compute():
+                task = asyncio.get_running_loop().create_task(self._compute(effect))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Send():
+                self._parts.transport.send(effect.peer, self._frame(effect))
+            case Refuse(peer, reason):
+                logger.warning("refused what %s sent: %s", peer[-8:], reason)
+            case StepApplied(step):
+                self._report(step)
+
+    async def _compute(self, work: Compute) -> None:
+        try:
+            payload = await self._parts.compute.run(lambda: self._run(work))
+        except Exception as error:  # whatever it is, the stage cannot go on, and the daemon must say so
+            if not self.failure.done():
+                self.failure.set_result(error)
+            return
+        self.feed(Computed(work.action, payload))
+
+    # On the compute thread
+
+    def _run(self, work: Compute) -> Buffer | None:
+        match work.action.verb:
+            case Verb.FORWARD:
+                return self._forward(work)
+            case Verb.BACKWARD:
+                assert self._engine is not None
+                return self._engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
+            case _:
+                self._apply(work.step)
+                return None
+
+    def _forward(self, work: Compute) -> Buffer | None:
+        assert self._engine is not None
+        microbatch = work.action.microbatch
+        if self._stage == 0:
+            config = self._parts.config
+            ids = self._parts.tokens.microbatch(
+                config.seed, work.step, microbatch, config.train.microbatch_size, config.train.sequence_length
+            )
+            forwarded = self._engine.forward_ids(work.step, microbatch, ids)
+        elif work.payload is None:
+            raise RemoteError(f"expected coordinates for step {work.step}, microbatch {microbatch}, got nothing")
+        else:
+            forwarded = self._engine.forward(work.step, microbatch, work.payload, work.codec)
+        if forwarded.loss is not None:
+            self._losses[microbatch] = forwarded.loss
+        return forwarded.payload
+
+    def _apply(self, step: int) -> None:
+        assert self._engine is not None
+        gradients = self._engine.average()
+        if self._parts.gradients is not None:
+            labels = {str(m): repr(loss) for m, loss in self._losses.items()}
+            path = self._parts.gradients / f"step-{step:08d}-stage-{self._stage}.safetensors"
+            tensors = {name: tensor.cpu().contiguous() for name, tensor in gradients.items()}
+            write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
+        self._norm = self._engine.apply(step)
+        config = self._parts.config
+        assert self.machine.view is not None
+        if step % config.checkpoint.every == 0 or step == self.machine.view.last_step:
+            self._checkpoint(step)
+
+    def _checkpoint(self, step: int) -> None:
+        assert self._engine is not None
+        try:
+            self._parts.checkpoints.save(self._stage, step, self._engine.state())
+        except OSError as error:
+            # A full disk must not end the run: the last good checkpoint is still there.
+            logger.error("no checkpoint of step %d could be written: %s; the run goes on", step, error)
+
+    # On the loop
+
+    def _frame(self, send: Send) -> Frame:
+        assert self._engine is not None
+        length = len(send.payload)
+        header = Header(
+            send.kind, length, send.view, send.step, send.microbatch, send.stage, self._engine.codec_tag
+        )
+        return Frame(header, send.payload)
+
+    def _report(self, step: int) -> None:
+        now, busy = time.monotonic(), self._parts.compute.busy_seconds
+        losses, self._losses = self._losses, {}
+        report = StepReport(
+            step=step,
+            stage=self._stage,
+            loss=sum(losses.values()) / len(losses) if losses else None,
+            gradient_norm=self._norm,
+            learning_rate=learning_rate(step, self._parts.config.train),
+            seconds=now - self._step_began,
+            compute_seconds=busy - self._busy_before,
+            wire=WireTotals.of(self._parts.transport.counters),
+        )
+        self._step_began, self._busy_before = now, busy
+        self._parts.report(report)

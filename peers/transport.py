@@ -1,0 +1,116 @@
+"""The transport: how frames and small records reach other peers. Everything above this line is network-free.
+
+Two implementations: `peers.hivemind_transport` (libp2p streams and a Kademlia DHT) and `peers.memory_transport`
+(an in-process network with seeded delay, bandwidth, loss, reorder and crash).
+
+`send` never waits: it puts the frame on the link's queue, which the step protocol's credits bound. A link that
+breaks reconnects by itself and reports `LinkLost`, then `LinkRestored`; frames on their way meanwhile may be lost,
+and the step protocol sends them again. Order is not promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protocol.frame import HEADER_BYTES, Frame, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReceived:
+    """`frame` came from `peer`, whose identity the channel has proved."""
+
+    peer: str
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRefused:
+    """`peer` sent what the limits or the layout forbid; its stream was closed."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The outgoing link to `peer` broke, or could not be opened; the transport keeps trying."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRestored:
+    """The outgoing link to `peer` works again; what was sent since before `LinkLost` may be lost."""
+
+    peer: str
+
+
+TransportEvent = FrameReceived | FrameRefused | LinkLost | LinkRestored
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of one frame kind, counted where they are handed to the socket."""
+
+    frames: int = 0
+    header_bytes: int = 0
+    payload_bytes: int = 0
+
+    def add(self, frame: Frame) -> None:
+        """Count one frame."""
+        self.frames += 1
+        self.header_bytes += HEADER_BYTES
+        self.payload_bytes += len(frame.payload)
+
+
+def _empty() -> dict[Kind, Traffic]:
+    return {kind: Traffic() for kind in Kind}
+
+
+@dataclass(slots=True)
+class TrafficCounters:
+    """What one transport has sent and received since it started, by frame kind."""
+
+    sent: dict[Kind, Traffic] = field(default_factory=_empty)
+    received: dict[Kind, Traffic] = field(default_factory=_empty)
+
+
+class Transport(Protocol):
+    """What a daemon needs of a network."""
+
+    peer_id: str
+    counters: TrafficCounters
+
+    async def addresses(self) -> list[str]:
+        """The addresses at which others can reach this peer, each with its peer id."""
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        """Tell the transport where `peer` is and open the link to it. Idempotent.
+
+        Raises:
+            NetworkError: no address of `peer` answered.
+        """
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Queue `frame` for `peer`, which was connected before or has sent us something."""
+
+    def limit(self, kind: Kind, payload_bytes: int) -> None:
+        """Refuse incoming frames of `kind` with a longer payload. Until set: tensors 0, control `MAX_CONTROL_BYTES`."""
+
+    async def receive(self) -> TransportEvent:
+        """The next event, from any peer."""
+
+    async def store(self, key: str, value: bytes, seconds: float) -> bool:
+        """Put a small record into the DHT for `seconds`. False if no node took it, or one that expires later is there."""
+
+    async def fetch(self, key: str) -> bytes | None:
+        """The newest record under `key`, or None."""
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until the queues are written out, at most `seconds`."""
+
+    async def close(self) -> None:
+        """Close links and the DHT, end child processes, remove sockets."""

@@ -1,0 +1,199 @@
+"""The configuration of a run: one frozen, typed object. Every field says what it is; every rule is checked here.
+
+Everything in it must be the same on every peer, so it is part of the signed manifest. What is one machine's own
+affair (device, folders, ports) is not here; those are options of the commands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol.errors import ConfigError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelConfig(_Section):
+    """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    dim: int = Field(128, ge=2, description="model width d: the residual stream's numbers per token")
+    layers: int = Field(4, ge=1, description="transformer layers in the whole model")
+    heads: int = Field(4, ge=1, description="query heads per layer; divides dim")
+    kv_heads: int = Field(4, ge=1, description="key and value heads per layer; divides heads")
+    hidden: int = Field(352, ge=1, description="width of the SwiGLU feed-forward layer")
+    rope_base: float = Field(10000.0, gt=1, description="base of the rotary position frequencies")
+    qk_norm: bool = Field(True, description="RMS-normalise queries and keys per head")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the mean square in RMSNorm")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of parameters and arithmetic")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelConfig:
+        if self.dim % self.heads:
+            raise ValueError(f"expected dim divisible by heads, got dim = {self.dim}, heads = {self.heads}")
+        if (self.dim // self.heads) % 2:
+            raise ValueError(
+                f"expected an even width per head (rotary positions turn pairs), got dim / heads = "
+                f"{self.dim} / {self.heads} = {self.dim // self.heads}"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"expected heads divisible by kv_heads, got {self.heads} and {self.kv_heads}")
+        return self
+
+
+class BoundaryConfig(_Section):
+    """What crosses between two stages."""
+
+    form: Literal["bottleneck", "reparam", "none"] = Field(
+        "bottleneck",
+        description="bottleneck: stages full-rank, the boundary narrows; reparam: output matrices U @ Z; none: dense",
+    )
+    rank: int = Field(16, ge=1, description="k: numbers per token that cross (unused by form none)")
+    codec: Literal["float32", "bfloat16"] = Field("bfloat16", description="type of each number on the wire")
+    fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
+    stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")
+
+
+class DataConfig(_Section):
+    """The text. Its fingerprint is part of the manifest."""
+
+    source: Literal["stdlib", "text", "jsonl"] = Field(
+        "stdlib", description="stdlib: the Python standard library's source; text or jsonl: a file or folder"
+    )
+    path: str | None = Field(None, description="file or folder for text and jsonl; relative to the working folder")
+    field: str = Field("text", description="the key that holds the text in each jsonl line")
+    vocab_size: int = Field(4096, ge=257, le=1 << 32, description="V: size of the BPE vocabulary, trained once")
+    tokenizer: str | None = Field(None, description="a tokenizer.json to use instead of training one")
+
+    @model_validator(mode="after")
+    def _path_given(self) -> DataConfig:
+        if self.source != "stdlib" and self.path is None:
+            raise ValueError(f"expected a path for source = {self.source!r}, got none: add path = \"FILE OR FOLDER\"")
+        return self
+
+
+class TrainConfig(_Section):
+    """The optimisation: AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
+
+    steps: int = Field(300, ge=1, description="optimiser steps in the whole run; the decay ends here")
+    microbatches: int = Field(8, ge=1, le=65535, description="M: microbatches per step")
+    microbatch_size: int = Field(2, ge=1, description="B: sequences per microbatch")
+    sequence_length: int = Field(128, ge=2, description="T: tokens per sequence")
+    learning_rate: float = Field(3e-3, gt=0, description="peak learning rate")
+    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
+    final_learning_rate: float = Field(0.1, ge=0, le=1, description="last learning rate as a fraction of the peak")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay of matrices; none on embeddings, norms")
+    clip_norm: float = Field(1.0, ge=0, description="largest gradient norm of one *stage* (0: no clipping)")
+
+
+class PipelineConfig(_Section):
+    """How the model is cut and how many microbatches are under way."""
+
+    stages: int = Field(4, ge=1, le=255, description="S: stages; divides layers")
+    window: int = Field(6, ge=1, description="W: microbatches in flight below each stage; bounds memory")
+    recompute: bool = Field(False, description="recompute a stage's forward in its backward instead of keeping it")
+
+
+class CheckpointConfig(_Section):
+    """Checkpoints of each stage, in the peer's run folder."""
+
+    every: int = Field(50, ge=1, description="steps between checkpoints; one is always written at the end")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class RunConfig(_Section):
+    """A whole run, as the TOML file holds it."""
+
+    name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="short name: a-z, 0-9 and -")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="fixes weights, basis, frozen embedding and data order")
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig())
+    boundary: BoundaryConfig = Field(default_factory=lambda: BoundaryConfig())
+    data: DataConfig = Field(default_factory=lambda: DataConfig())
+    train: TrainConfig = Field(default_factory=lambda: TrainConfig())
+    pipeline: PipelineConfig = Field(default_factory=lambda: PipelineConfig())
+    checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig())
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> RunConfig:
+        layers, stages = self.model.layers, self.pipeline.stages
+        if layers % stages:
+            raise ValueError(
+                f"expected model.layers divisible by pipeline.stages, got {layers} layers and {stages} stages: "
+                f"set pipeline.stages to one of {[n for n in range(1, layers + 1) if layers % n == 0]}"
+            )
+        if self.boundary.form != "none" and self.boundary.rank > self.model.dim:
+            raise ValueError(
+                f"expected boundary.rank of at most model.dim = {self.model.dim}, got {self.boundary.rank}: "
+                f"lower it, or set boundary.form = \"none\" to send everything"
+            )
+        if self.train.warmup_steps >= self.train.steps:
+            raise ValueError(
+                f"expected train.warmup_steps below train.steps, got {self.train.warmup_steps} and {self.train.steps}"
+            )
+        return self
+
+    @property
+    def tokens_per_microbatch(self) -> int:
+        """B x T."""
+        return self.train.microbatch_size * self.train.sequence_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        """M x B x T."""
+        return self.train.microbatches * self.tokens_per_microbatch
+
+    @property
+    def boundary_width(self) -> int:
+        """Numbers per token that cross: k, or d for form none."""
+        return self.model.dim if self.boundary.form == "none" else self.boundary.rank
+
+    def hash(self) -> str:
+        """SHA-256 of the configuration in canonical JSON, hexadecimal."""
+        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def parse_config(values: dict[str, Any], origin: str) -> RunConfig:
+    """The configuration in `values`, the content of the TOML file (or manifest) named `origin`.
+
+    Raises:
+        ConfigError: an unknown key (the nearest known one is suggested), a wrong type or a rule broken.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_explain(detail) for detail in error.errors())
+        raise ConfigError(f"{origin}: {problems}") from error
+
+
+def _explain(detail: Any) -> str:
+    key = ".".join(map(str, detail["loc"])) or "run"
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{_suggest(detail['loc'])}"
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "value_error":
+        return message if message.count(".") else f"{key}: {message}"
+    return f"{key}: {message[0].lower()}{message[1:]}, got {detail['input']!r}"
+
+
+def _suggest(location: tuple[str | int, ...]) -> str:
+    known = _fields_at(location[:-1])
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f": did you mean '{close[0]}'?" if close else f": expected one of {', '.join(known)}"
+
+
+def _fields_at(location: tuple[str | int, ...]) -> list[str]:
+    section: type[BaseModel] = RunConfig
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation
+        section = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type))
+    return list(section.model_fields)

@@ -1,0 +1,47 @@
+"""Errors by who caused them.
+
+A local error is our user's mistake or our own failure; it ends a command with an exit code. A remote error is
+another peer's; it costs that peer, never the run. Every message says what was expected, what came and what to do.
+"""
+
+from __future__ import annotations
+
+
+class IsthmusError(Exception):
+    """Base of every error with a message meant for a person. `exit_code` is what a command that it ends returns."""
+
+    exit_code = 1
+
+
+class RunFailed(IsthmusError):
+    """The run cannot go on: a peer was lost, a state was bad, a number was not finite."""
+
+    exit_code = 1
+
+
+class UserError(IsthmusError):
+    """The user's mistake: a wrong file, key, value, invite or folder."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A run configuration that cannot be run as written."""
+
+
+class NetworkError(IsthmusError):
+    """Nobody answered, or the line broke and did not come back."""
+
+    exit_code = 3
+
+
+class RemoteError(Exception):
+    """Another peer sent what this one must not act on. The message goes back to it as the reason of the refusal."""
+
+
+class BadFrame(RemoteError):
+    """A frame that is malformed, too long, of another protocol version, or not for this peer."""
+
+
+class BadSignature(RemoteError):
+    """A signed record whose signature does not match its key."""

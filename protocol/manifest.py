@@ -1,0 +1,82 @@
+"""The manifest: what fixes a run. The coordinator signs it once; every peer checks it before it joins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.config import RunConfig, parse_config
+from protocol.errors import ConfigError, RemoteError
+from protocol.frame import PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The run's configuration and what must agree with it.
+
+    Attributes:
+        data_fingerprint: SHA-256 of the tokenizer and the tokens; a peer with other data is told.
+        unigram_loss: nats per token of a model that knows only how often each token occurs; what to beat.
+        nonce: random, so that two runs of one configuration have two ids.
+    """
+
+    config: RunConfig
+    data_fingerprint: str
+    unigram_loss: float
+    coordinator_key: str
+    nonce: str
+    protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: its name and 12 digits of the manifest's hash."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return f"{self.config.name}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-serialisable form."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "config"}
+        return {**fields, "config": self.config.model_dump(), "config_hash": self.config.hash()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Manifest:
+        """The manifest in `value`.
+
+        Raises:
+            RemoteError: a field is missing, or the configuration is not the one that was hashed; most often the
+                other side runs another release.
+        """
+        values = dict(value)
+        try:
+            version, claimed = values["protocol_version"], values.pop("config_hash")
+            if version != PROTOCOL_VERSION:
+                raise RemoteError(
+                    f"the run speaks protocol version {version}, this release {PROTOCOL_VERSION}: "
+                    "install the release of isthmus that the run uses"
+                )
+            config = parse_config(values.pop("config"), "the run's manifest")
+            manifest = cls(config=config, **values)
+        except (KeyError, TypeError, ConfigError) as error:
+            raise RemoteError(f"the run's manifest cannot be read by this release of isthmus: {error}") from error
+        if config.hash() != claimed:
+            raise RemoteError("the manifest's configuration does not hash to what it claims: other releases differ?")
+        return manifest
+
+
+def describe_difference(manifest: Manifest, fingerprint: str) -> str | None:
+    """Why data with `fingerprint` is not the run's, for its owner; None if it is."""
+    if fingerprint == manifest.data_fingerprint:
+        return None
+    data = manifest.config.data
+    source = "the Python standard library's source" if data.source == "stdlib" else f"{data.source} {data.path}"
+    hint = (
+        "it differs between Python versions: use the version the coordinator uses"
+        if data.source == "stdlib"
+        else "copy the coordinator's files, and give their place with --data"
+    )
+    return (
+        f"this machine's data differs from the run's: expected {source} with fingerprint "
+        f"{manifest.data_fingerprint[:16]}, got {fingerprint[:16]}; {hint}"
+    )

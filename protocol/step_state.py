@@ -1,0 +1,106 @@
+"""One step at one stage: how far each microbatch is, and what can be done next.
+
+    WAITING --input--> READY_F --start--> FORWARDING --done--> FORWARDED --gradient--> READY_B --start--> BACKWARD
+                                              |                                            ^                 |
+                                              +---- at the last stage the loss needs no gradient            done
+                                                                                                             v
+                                                                                                            DONE
+
+At the first stage every microbatch starts in READY_F: it samples its own input. When all are DONE the step can be
+applied. An input that comes twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+
+from protocol.work import APPLY, Action, Verb
+
+
+class Phase(Enum):
+    """How far a microbatch is at this stage."""
+
+    WAITING = auto()
+    READY_F = auto()
+    FORWARDING = auto()
+    FORWARDED = auto()
+    READY_B = auto()
+    BACKWARD = auto()
+    DONE = auto()
+
+
+class Signal(Enum):
+    """What happened to a microbatch."""
+
+    INPUT = auto()
+    START_F = auto()
+    END_F = auto()
+    GRADIENT = auto()
+    START_B = auto()
+    END_B = auto()
+
+
+# What is not in this table is either a repeat, which `accepts` tells apart, or a bug here.
+_NEXT: dict[tuple[Phase, Signal], Phase] = {
+    (Phase.WAITING, Signal.INPUT): Phase.READY_F,
+    (Phase.READY_F, Signal.START_F): Phase.FORWARDING,
+    (Phase.FORWARDING, Signal.END_F): Phase.FORWARDED,
+    (Phase.FORWARDED, Signal.GRADIENT): Phase.READY_B,
+    (Phase.READY_B, Signal.START_B): Phase.BACKWARD,
+    (Phase.BACKWARD, Signal.END_B): Phase.DONE,
+}
+
+
+class StepState:
+    """The microbatches of step `step` that are routed to this replica of `stage`."""
+
+    def __init__(self, step: int, microbatches: Iterable[int], is_first: bool, is_last: bool) -> None:
+        self.step = step
+        self._is_last = is_last
+        start = Phase.READY_F if is_first else Phase.WAITING
+        self._phases = dict.fromkeys(sorted(microbatches), start)
+
+    def __contains__(self, microbatch: int) -> bool:
+        return microbatch in self._phases
+
+    def phase(self, microbatch: int) -> Phase:
+        """How far `microbatch` is."""
+        return self._phases[microbatch]
+
+    def accepts(self, microbatch: int, signal: Signal) -> bool:
+        """Whether `signal` moves `microbatch` on; if not, it is a repeat."""
+        return (self._phases[microbatch], signal) in _NEXT
+
+    def move(self, microbatch: int, signal: Signal) -> Phase:
+        """Move on.
+
+        Raises:
+            KeyError: the table has no such move.
+        """
+        phase = _NEXT[self._phases[microbatch], signal]
+        if phase is Phase.FORWARDED and self._is_last:
+            phase = Phase.READY_B
+        self._phases[microbatch] = phase
+        return phase
+
+    def in_flight(self) -> int:
+        """Microbatches whose forward has started and whose backward has not ended: what memory is held for."""
+        held = (Phase.FORWARDING, Phase.FORWARDED, Phase.READY_B, Phase.BACKWARD)
+        return sum(phase in held for phase in self._phases.values())
+
+    def next_action(self, window: int) -> Action | None:
+        """The work order of `protocol.work`, with at most `window` microbatches in flight.
+
+        The oldest microbatch goes forward even over the window: later ones may fill the window while it is late,
+        and none of those can end before it.
+        """
+        oldest = next((m for m, phase in self._phases.items() if phase is not Phase.DONE), None)
+        if oldest is None:
+            return APPLY
+        if self._phases[oldest] is Phase.READY_B:
+            return Action(Verb.BACKWARD, oldest)
+        if self._phases[oldest] is not Phase.READY_F and self.in_flight() >= window:
+            return None
+        ready = next((m for m, phase in self._phases.items() if phase is Phase.READY_F), None)
+        return None if ready is None else Action(Verb.FORWARD, ready)

@@ -1,0 +1,53 @@
+"""Work at a stage as data: actions that print as short strings and parse back, and the rule that picks the next.
+
+    F3        forward of microbatch 3
+    B3        backward of microbatch 3
+    APPLY     average, clip, optimiser step
+    SEND_F3   send the coordinates of microbatch 3 to the next stage
+    SEND_B3   send their gradient to the previous stage
+
+The order: backward before forward, oldest microbatch first. Backwards run strictly in microbatch order: gradients
+are then summed in the same order in every run, whatever order they arrived in, so a run repeats to the last bit.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verb(StrEnum):
+    """What is done."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    APPLY = "APPLY"
+    SEND_FORWARD = "SEND_F"
+    SEND_BACKWARD = "SEND_B"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A verb and the microbatch it is done to; -1 for APPLY, which is done to the step."""
+
+    verb: Verb
+    microbatch: int = -1
+
+    def __str__(self) -> str:
+        return self.verb.value if self.microbatch < 0 else f"{self.verb.value}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """The action that prints as `text`.
+
+        Raises:
+            ValueError: none does.
+        """
+        match = re.fullmatch(r"(F|B|SEND_F|SEND_B)(\d+)|(APPLY)", text)
+        if match is None:
+            raise ValueError(f"expected an action such as F3, B3, SEND_F3, SEND_B3 or APPLY, got {text!r}")
+        return cls(Verb.APPLY) if match[3] else cls(Verb(match[1]), int(match[2]))
+
+
+APPLY = Action(Verb.APPLY)
