@@ -1,13 +1,15 @@
 """The boundary between two stages: d numbers a token become k, and d again.
 
-    send      c = (x - E_fixed[t]) @ U              x [B, T, d] -> c [B, T, k]
-    rebuild   x = c @ U.T + E_fixed[t]
-    backward  dL/dc = dL/dx @ U                     autograd's own, through `rebuild`
+    x = r + E_fixed[t]            what a layer reads: what was written so far, and a frozen embedding of the id t
+    send      c = r @ U           r [B, T, d] -> c [B, T, k]
+    rebuild   r = c @ U.T
+    backward  dL/dc = dL/dr @ U   autograd's own, through `rebuild`
 
-E_fixed is a frozen random embedding of the token ids t, which travel as integers beside c. If everything written
-into the residual stream before the boundary lies in span(U) (form `reparam`), nothing is lost. If not (form
-`bottleneck`), the projection is part of the model: the single-process model has it too. Source of the split:
-Ramasinghe et al. 2025, arXiv 2506.01260, section 4.
+E_fixed never crosses: every stage draws it from the seed, and the ids travel as integers beside c. If everything
+written before the boundary lies in span(U) (form `reparam`), nothing is lost. If not (form `bottleneck`), the
+projection is part of the model: the single-process model has it too. Source of the split: Ramasinghe et al. 2025,
+arXiv 2506.01260, section 4, where x is the stream and c = (x - E_fixed[t]) @ U. Here the stream is r: it is the same
+model, but that difference of two large numbers, which in bfloat16 leaves few right bits, is never taken.
 
 Shape suffixes: B batch, T time, D model width, K coordinates, V vocabulary.
 """
@@ -61,14 +63,10 @@ class Boundary(nn.Module):
         """The frozen part of the embedding, `[B, T, D]`, or 0.0 where the run has none."""
         return 0.0 if self.fixed_VD is None else self.fixed_VD[ids_BT]
 
-    def project(self, x_BTD: torch.Tensor, ids_BT: torch.Tensor) -> torch.Tensor:
+    def project(self, r_BTD: torch.Tensor) -> torch.Tensor:
         """The coordinates `[B, T, K]` that cross the wire."""
-        if self.basis_DK is None:
-            return x_BTD
-        return (x_BTD - self.fixed(ids_BT)) @ self.basis_DK
+        return r_BTD if self.basis_DK is None else r_BTD @ self.basis_DK
 
-    def rebuild(self, c_BTK: torch.Tensor, ids_BT: torch.Tensor) -> torch.Tensor:
-        """The residual stream `[B, T, D]` from its coordinates."""
-        if self.basis_DK is None:
-            return c_BTK
-        return c_BTK @ self.basis_DK.T + self.fixed(ids_BT)
+    def rebuild(self, c_BTK: torch.Tensor) -> torch.Tensor:
+        """What was written into the residual stream, `[B, T, D]`, from its coordinates."""
+        return c_BTK if self.basis_DK is None else c_BTK @ self.basis_DK.T

@@ -25,6 +25,7 @@ class Codec(Protocol):
 
     name: str
     tag: int
+    lossless: bool  # for float32 input
 
     def payload_bytes(self, shape: Sequence[int]) -> int:
         """The length of what `encode` returns for a tensor of `shape`."""
@@ -50,6 +51,7 @@ class CastCodec:
     def __init__(self, name: str, tag: int, dtype: torch.dtype) -> None:
         self.name = name
         self.tag = tag
+        self.lossless = dtype == torch.float32
         self._dtype = dtype
 
     def payload_bytes(self, shape: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from peers.files import STALE_SECONDS, remove_temporary, write_json
 from protocol.errors import UserError
 
 _LOCK = "lock"
@@ -59,9 +60,7 @@ class FolderLock:
 
     def record(self, p2pd: int | None, sockets: Sequence[str]) -> None:
         """Write down the child process and the sockets that a successor must remove if this process is killed."""
-        written = self.folder / f"{_RECORD}.new"
-        written.write_text(json.dumps({"pid": os.getpid(), "p2pd": p2pd, "sockets": list(sockets)}))
-        os.replace(written, self.folder / _RECORD)
+        write_json(self.folder / _RECORD, {"pid": os.getpid(), "p2pd": p2pd, "sockets": list(sockets)})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -75,7 +74,10 @@ class FolderLock:
 
 
 def clean_leftovers(folder: Path) -> None:
-    """End the p2pd and remove the sockets that a dead daemon of `folder` left. Call it with the folder locked."""
+    """End the p2pd and remove the sockets and old temporary files that a dead daemon of `folder` left.
+
+    Call it with the folder locked.
+    """
     record = _read_record(folder / _RECORD)
     sockets = [path for path in record.get("sockets") or [] if isinstance(path, str)]
     p2pd = record.get("p2pd")
@@ -84,6 +86,7 @@ def clean_leftovers(folder: Path) -> None:
     for path in sockets:
         _remove_socket(Path(path))
     (folder / _RECORD).unlink(missing_ok=True)
+    remove_temporary(folder, STALE_SECONDS)  # not all who write here hold the lock: `launch` adds to the report
 
 
 def _read_record(path: Path) -> dict[str, Any]:

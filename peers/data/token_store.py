@@ -12,17 +12,12 @@ several peers start on one machine; nothing but time depends on it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
 import logging
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -30,14 +25,15 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from peers.data import tokenizer as bpe
+from peers.data.cache import one_at_a_time, write
 from peers.data.sources import load_documents
 from peers.data.tokenizer import Progress, Tokens
+from peers.files import STALE_SECONDS, remove_temporary
 from protocol.errors import UserError
 from protocol.samples import Ints, sample_offsets, spaced_offsets, unigram_loss, windows
 
 RECIPE = 1  # raise it when the layout of the tokens or of the meta file changes
 HELD_OUT_SHARE = 0.02
-STALE_S = 3600.0  # age at which another writer's temporary file is taken for a dead one's
 _CHUNK = 1 << 22  # tokens counted at once
 
 log = logging.getLogger(__name__)
@@ -115,7 +111,7 @@ def prepare(config: DataSettings, cache: Path, progress: Progress | None = None)
         # Damage is told of once: by the second look, which another process may have made needless.
         if (store := job.cached(logging.DEBUG)) is not None:
             return store
-        with _one_at_a_time(cache, say):
+        with one_at_a_time(cache, say):
             return job.cached(logging.WARNING) or job.build()
     except OSError as error:
         raise UserError(
@@ -156,13 +152,15 @@ class _Job:
 
     def build(self) -> TokenStore:
         """Train the tokenizer unless there is one, encode, write, and open what was written."""
-        _remove_leftovers(self.tokens_file.parent, self.tokenizer_file.parent if self.given is None else None)
+        remove_temporary(self.tokens_file.parent, STALE_SECONDS)
+        if self.given is None:
+            remove_temporary(self.tokenizer_file.parent, STALE_SECONDS)
         tokenizer = self.tokenizer or self._train()
         tokens = bpe.encode(tokenizer, self.documents, self.say)
         size = _save_tokens(self.tokens_file, tokens)
         loss = unigram_loss(_count(_split(tokens)[0], bpe.vocabulary_size(tokenizer)))
         meta = _Meta(RECIPE, size, len(tokens), tokens.dtype.str, _fingerprint(tokenizer, tokens), loss)
-        bpe.write_atomically(self.meta_file, json.dumps(asdict(meta), indent=1).encode())
+        write(self.meta_file, json.dumps(asdict(meta), indent=1).encode())
         self.say(f"{len(tokens):,} tokens, {bpe.vocabulary_size(tokenizer):,} different, unigram loss {loss:.3f} nats")
         return self._store(tokenizer, _open_tokens(self.tokens_file, meta), meta)
 
@@ -206,7 +204,7 @@ def _save_tokens(path: Path, tokens: Tokens) -> int:
     """Write the .npy; gives its size in bytes."""
     buffer = io.BytesIO()
     np.save(buffer, tokens, allow_pickle=False)
-    bpe.write_atomically(path, buffer.getbuffer())
+    write(path, buffer.getbuffer())
     return buffer.getbuffer().nbytes
 
 
@@ -218,26 +216,3 @@ def _open_tokens(path: Path, meta: _Meta) -> Tokens:
     if tokens.shape != (meta.tokens,) or tokens.dtype.str != meta.dtype:
         raise ValueError(f"expected {meta.tokens} of {meta.dtype}, got {tokens.shape} of {tokens.dtype.str}")
     return tokens
-
-
-def _remove_leftovers(*folders: Path | None) -> None:
-    """Remove temporary files of writers that were killed, by their age."""
-    for file in chain.from_iterable(folder.glob(".*.tmp") for folder in folders if folder is not None):
-        with suppress(FileNotFoundError):  # its writer finished after all, or somebody else removed it
-            if time.time() - file.stat().st_mtime > STALE_S:
-                file.unlink()
-
-
-@contextmanager
-def _one_at_a_time(cache: Path, say: Progress) -> Iterator[None]:
-    """Hold the cache's lock, where the file system has locks. The kernel drops it when its holder dies."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that prepares data in {cache}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            log.debug("no lock on %s: %s", cache, error)
-        yield

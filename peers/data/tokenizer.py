@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from peers.data.cache import write
 from protocol.errors import UserError
 
 END = "<|end|>"  # stands between documents; id 0 in every tokenizer that we train
@@ -96,7 +95,7 @@ def load_cached(path: Path, level: int) -> Tokenizer | None:
 
 def save(tokenizer: Tokenizer, path: Path) -> None:
     """Write tokenizer.json whole or not at all."""
-    write_atomically(path, tokenizer.to_str(pretty=True).encode("utf-8"))
+    write(path, tokenizer.to_str(pretty=True).encode("utf-8"))
 
 
 def end_id(tokenizer: Tokenizer) -> int:
@@ -183,24 +182,6 @@ def _narrow(ids: npt.NDArray[np.int64], dtype: np.dtype[np.unsignedinteger]) -> 
     if ids.size and int(ids.max()) > np.iinfo(dtype).max:
         raise UserError(f"expected ids up to {np.iinfo(dtype).max}, but got {ids.max()}; use another tokenizer")
     return ids.astype(dtype)
-
-
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Write `data` to `path`, whole or not at all, also when several processes write it or one is killed.
-
-    A killed writer leaves a file that begins with "." and ends with ".tmp", which nobody reads.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:

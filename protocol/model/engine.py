@@ -136,7 +136,7 @@ class StageEngine:
         output = self.stage(inputs, kept.coordinates)
         if not self.stage.is_last:
             return output, None
-        loss = self.stage.loss(output, targets)
+        loss = self.stage.loss(inputs, output, targets)
         return loss, float(loss.detach())
 
     def _encode(self, x: torch.Tensor, what: str) -> Buffer:

@@ -1,16 +1,22 @@
 """A stage: a run of consecutive layers with what stands at its two ends.
 
-    first stage    ids -> embed -> layers -> leave -> coordinates
+    first stage    ids -> enter -> layers -> leave -> coordinates
     middle stage   coordinates, ids -> enter -> layers -> leave -> coordinates
-    last stage     coordinates, ids -> enter -> layers -> norm, head -> logits
+    last stage     coordinates, ids -> enter -> layers -> norm, head -> loss
 
 Parameter names are those of the whole model (layers keep their global index), so the stages' parameters together
 are the model's. Each tensor is drawn from (seed, name): any peer builds any stage alone, and all agree.
+
+How the stream is held. What was written so far is r, what a layer reads is x = r + E_fixed[t]. In form `reparam` all
+that is written before the last boundary is U @ (Z h): r is always U @ c. So those stages hold c and add Z h to it,
+and read x = c @ U.T + E_fixed[t]. The boundary then sends the stream itself: it is lossless to the last bit, and the
+output matrices are k, not d, wide.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +25,7 @@ from torch import nn
 from compression.boundary import FIXED_EMBEDDING_STD, Boundary, Form
 from compression.seeded import normal
 from protocol.config import RunConfig
-from protocol.model.layers import Layer, output_embedding
+from protocol.model.layers import Layer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -43,46 +49,59 @@ class Stage(nn.Module):
             form, model.dim, config.boundary.rank, vocab, config.seed, config.boundary.fixed_embedding
         )
         # After the last boundary nothing crosses any more, so the last stage writes where it likes.
-        confined_to = self.boundary.basis_DK if form.confines_writes and not self.is_last else None
+        self.confined = form.confines_writes and not self.is_last
+        written = config.boundary.rank if self.confined else model.dim
         if self.is_first or config.boundary.stage_embeddings:
-            self.embedding = output_embedding(vocab, model.dim, confined_to)
+            self.embedding = nn.Embedding(vocab, written)
         per_stage = model.layers // stages
         owned = range(index * per_stage, (index + 1) * per_stage)
-        self.layers = nn.ModuleDict({str(layer): Layer(model, confined_to) for layer in owned})
+        self.layers = nn.ModuleDict({str(layer): Layer(model, written) for layer in owned})
         if self.is_last:
             self.norm = nn.RMSNorm(model.dim, model.norm_epsilon)
             self.head = nn.Linear(model.dim, vocab, bias=False)
         initialise(self, config.seed)
         self.to(DTYPES[model.dtype])
 
-    def enter(self, ids_BT: torch.Tensor, x_BTD: torch.Tensor | None) -> torch.Tensor:
-        """The residual stream with which the layers start. `x_BTD` is None for the first stage."""
-        if self.is_first or x_BTD is None:
-            embedded: torch.Tensor = self.embedding(ids_BT) + self.boundary.fixed(ids_BT)
+    def enter(self, ids_BT: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:
+        """The stream with which the layers start, `[B, T, W]`. `c_BTK` is None for the first stage."""
+        if c_BTK is None:
+            embedded: torch.Tensor = self.embedding(ids_BT)
             return embedded
-        return x_BTD + self.embedding(ids_BT) if hasattr(self, "embedding") else x_BTD
+        stream_BTW = c_BTK if self.confined else self.boundary.rebuild(c_BTK)
+        return stream_BTW + self.embedding(ids_BT) if hasattr(self, "embedding") else stream_BTW
 
-    def body(self, x_BTD: torch.Tensor) -> torch.Tensor:
+    def body(self, ids_BT: torch.Tensor, stream_BTW: torch.Tensor) -> torch.Tensor:
         """The layers."""
+        read = self._reader(ids_BT)
         for layer in self.layers.values():
-            x_BTD = layer(x_BTD)
-        return x_BTD
+            stream_BTW = layer(stream_BTW, read)
+        return stream_BTW
 
-    def loss(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    def leave(self, stream_BTW: torch.Tensor) -> torch.Tensor:
+        """The coordinates `[B, T, K]` for the next stage."""
+        return stream_BTW if self.confined else self.boundary.project(stream_BTW)
+
+    def loss(self, ids_BT: torch.Tensor, stream_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy in nats of the next tokens, float32. Last stage only."""
-        logits = self.head(self.norm(x_BTD)).float()
+        logits = self.head(self.norm(self._reader(ids_BT)(stream_BTD))).float()
         return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
     def forward(self, ids_BT: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:
-        """Coordinates for the next stage; for the last stage, the residual stream before the head.
+        """Coordinates for the next stage; for the last stage, the stream before the head.
 
         Args:
             ids_BT: token ids, int64.
             c_BTK: the previous stage's coordinates; None for the first stage.
         """
-        x_BTD = None if c_BTK is None else self.boundary.rebuild(c_BTK.to(self.dtype), ids_BT)
-        x_BTD = self.body(self.enter(ids_BT, x_BTD))
-        return x_BTD if self.is_last else self.boundary.project(x_BTD, ids_BT)
+        c_BTK = None if c_BTK is None else c_BTK.to(self.dtype)
+        stream_BTW = self.body(ids_BT, self.enter(ids_BT, c_BTK))
+        return stream_BTW if self.is_last else self.leave(stream_BTW)
+
+    def _reader(self, ids_BT: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        fixed_BTD = self.boundary.fixed(ids_BT)
+        if self.confined:
+            return lambda c_BTK: self.boundary.rebuild(c_BTK) + fixed_BTD
+        return lambda r_BTD: r_BTD + fixed_BTD
 
     @property
     def dtype(self) -> torch.dtype:

@@ -100,6 +100,15 @@ def test_only_hivemind_sockets_are_removed(tmp_path: Path) -> None:
     assert plain.exists() and foreign.exists()
 
 
+def test_a_killed_writers_file_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    old, young = tmp_path / ".daemon.json.a.tmp", tmp_path / ".report.json.b.tmp"
+    for file in (old, young):
+        file.write_text("half")
+    os.utime(old, (0, 0))
+    with FolderLock(tmp_path):
+        assert not old.exists() and young.exists()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"sockets": null}', '{"p2pd": "x"}'])
 def test_a_broken_record_is_dropped(tmp_path: Path, text: str) -> None:
     (tmp_path / "daemon.json").write_text(text)

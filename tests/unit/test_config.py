@@ -1,0 +1,157 @@
+"""The configuration: defaults that run, and for every mistake the key, what was expected and what came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from protocol.config import RunConfig, parse_config
+from protocol.errors import ConfigError, UserError
+
+DEFAULT_HASH = "3143449b78a406123698662399b900285aced43f2949308d3b706b9e7057487a"
+
+
+def test_the_defaults_are_a_valid_run() -> None:
+    assert parse_config({}, "empty.toml") == RunConfig()
+    assert parse_config(RunConfig().model_dump(), "full.toml") == RunConfig()
+
+
+def test_derived_numbers() -> None:
+    config = parse_config({"train": {"microbatches": 3, "microbatch_size": 5, "sequence_length": 7}}, "run.toml")
+    assert (config.tokens_per_microbatch, config.tokens_per_step) == (35, 105)
+    assert config.boundary_width == 16
+    assert parse_config({"boundary": {"form": "none"}}, "run.toml").boundary_width == 128
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"trian": {}}, "unknown key 'trian': did you mean 'train'?"),
+        ({"train": {"lerning_rate": 1.0}}, "unknown key 'train.lerning_rate': did you mean 'learning_rate'?"),
+        ({"model": {"n_layers": 4}}, "unknown key 'model.n_layers': did you mean 'layers'?"),
+        ({"checkpoint": {"zzzz": 4}}, "unknown key 'checkpoint.zzzz': expected one of every, keep"),
+        (
+            {"boundary": {"rank": 129}},
+            "expected boundary.rank of at most model.dim = 128, got 129: lower it, or set boundary.form = \"none\"",
+        ),
+        (
+            {"pipeline": {"stages": 3}},
+            "expected model.layers divisible by pipeline.stages, got 4 layers and 3 stages: "
+            "set pipeline.stages to one of [1, 2, 4]",
+        ),
+        ({"model": {"heads": 3, "kv_heads": 3}}, "model: expected dim divisible by heads, got dim = 128, heads = 3"),
+        ({"model": {"kv_heads": 3}}, "model: expected heads divisible by kv_heads, got 4 and 3"),
+        ({"model": {"dim": 12}}, "model: expected an even width per head (rotary positions turn pairs), got "
+                                 "dim / heads = 12 / 4 = 3"),
+        ({"model": {"dim": 1, "heads": 1}}, "model.dim: input should be greater than or equal to 2, got 1"),
+        ({"model": {"dim": "128"}}, "model.dim: input should be a valid integer, got '128'"),
+        ({"model": {"dim": 128.0}}, "model.dim: input should be a valid integer, got 128.0"),
+        ({"model": {"dim": True}}, "model.dim: input should be a valid integer, got True"),
+        ({"model": {"qk_norm": 1}}, "model.qk_norm: input should be a valid boolean, got 1"),
+        ({"model": {"dtype": "float16"}}, "model.dtype: input should be 'float32' or 'bfloat16', got 'float16'"),
+        ({"model": 5}, "model: input should be a valid dictionary or instance of ModelConfig, got 5"),
+        ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'reparam' or 'none', got 'svd'"),
+        ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
+        ({"train": {"beta2": 1.0}}, "train.beta2: input should be less than 1, got 1.0"),
+        ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: input should be greater than 0, got nan"),
+        ({"train": {"microbatches": 65536}}, "input should be less than or equal to 65535, got 65536"),
+        ({"train": {"steps": 20}}, "expected train.warmup_steps below train.steps, got 20 and 20"),
+        ({"pipeline": {"stages": 256}}, "pipeline.stages: input should be less than or equal to 255, got 256"),
+        ({"data": {"source": "text"}}, "data: expected a path for source = 'text', got none: add path ="),
+        ({"data": {"vocab_size": 256}}, "data.vocab_size: input should be greater than or equal to 257, got 256"),
+        ({"name": "My Run"}, "name: string should match pattern '^[a-z0-9][a-z0-9-]{0,39}$', got 'My Run'"),
+        ({"name": "run\n"}, "name: string should match pattern"),
+        ({"seed": -1}, "seed: input should be greater than or equal to 0, got -1"),
+        ({"seed": 1 << 63}, f"seed: input should be less than {1 << 63}, got {1 << 63}"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_mistake_names_the_file_the_key_what_was_expected_and_what_came(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(values, "run.toml")
+    assert str(caught.value).startswith("run.toml: ") and message in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"train": {"steps": 0, "step": 1}, "sede": 3}, "run.toml")
+    assert str(caught.value) == (
+        "run.toml: train.steps: input should be greater than or equal to 1, got 0; "
+        "unknown key 'train.step': did you mean 'steps'?; unknown key 'sede': did you mean 'seed'?"
+    )
+
+
+def test_a_mistake_is_the_users() -> None:
+    assert issubclass(ConfigError, UserError) and ConfigError.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"boundary": {"rank": 128}},
+        {"boundary": {"rank": 129, "form": "none"}},
+        {"pipeline": {"stages": 1}},
+        {"model": {"layers": 7}, "pipeline": {"stages": 7}},
+        {"model": {"kv_heads": 1}},
+        {"model": {"dim": 8, "hidden": 1}, "boundary": {"rank": 1}},
+        {"train": {"steps": 1, "warmup_steps": 0, "learning_rate": 1}},
+        {"data": {"source": "jsonl", "path": "books"}},
+        {"name": "a" * 40},
+    ],
+    ids=str,
+)
+def test_the_edge_of_every_rule_is_inside(values: dict[str, Any]) -> None:
+    parse_config(values, "run.toml")
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        RunConfig().train.steps = 5  # type: ignore[misc]
+
+
+def test_the_hash_is_pinned() -> None:
+    """It is in every signed manifest; it changes when a default or a field does, and old runs must then be told."""
+    assert RunConfig().hash() == DEFAULT_HASH
+
+
+def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
+    spelled = parse_config({"train": {"learning_rate": 1}, "seed": 0}, "a.toml")
+    assert spelled.hash() == parse_config({"train": {"learning_rate": 1.0}}, "b.toml").hash()
+    back = parse_config(json.loads(json.dumps(spelled.model_dump())), "manifest")
+    assert back.hash() == spelled.hash()
+
+
+OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
+                          "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
+                          "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
+                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5}  # fmt: skip
+
+
+def other_values() -> list[dict[str, Any]]:
+    """For each field of the configuration, values that differ from the defaults in it (and its section's path)."""
+    found = []
+    for name, value in RunConfig():
+        if not isinstance(value, BaseModel):
+            found.append({name: OTHERS.get(name, 1)})
+            continue
+        for field, default in value:
+            other = OTHERS.get(field, not default if isinstance(default, bool) else default * 2 if default else 5)
+            found.append({name: {field: other, **({"path": "x"} if field == "source" else {})}})
+    return found
+
+
+@pytest.mark.parametrize("values", other_values(), ids=str)
+def test_the_hash_changes_with_every_field(values: dict[str, Any]) -> None:
+    assert parse_config(values, "run.toml").hash() != RunConfig().hash()
+
+
+def test_every_field_has_its_sentence() -> None:
+    for name, field in RunConfig.model_fields.items():
+        section = getattr(RunConfig(), name)
+        if isinstance(section, BaseModel):
+            assert all(inner.description for inner in type(section).model_fields.values()), name
+        else:
+            assert field.description, name
