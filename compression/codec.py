@@ -63,7 +63,7 @@ class CastCodec:
         if not torch.isfinite(x).all():
             raise CodecError(f"expected finite numbers, got NaN or infinity in a tensor of shape {tuple(x.shape)}")
         raw = x.detach().to("cpu", self._dtype).contiguous().view(torch.uint8)
-        return memoryview(raw.numpy()).cast("B"), state
+        return memoryview(raw.numpy().reshape(-1)), state  # type: ignore[arg-type]
 
     def decode(self, payload: Buffer, shape: Sequence[int]) -> torch.Tensor:
         """See `Codec`."""
@@ -97,12 +97,12 @@ class _WireRoundTrip(torch.autograd.Function):
     """What the wire does to coordinates and to their gradient, inside one process."""
 
     @staticmethod
-    def forward(ctx, c: torch.Tensor, codec: Codec) -> torch.Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, c: torch.Tensor, codec: Codec) -> torch.Tensor:  # type: ignore[no-untyped-def]
         ctx.codec = codec
         return _through(c, codec)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[no-untyped-def]
         return _through(grad, ctx.codec), None
 
 

@@ -6,6 +6,7 @@ So a port is probed before it is given to p2pd.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Sequence
 
@@ -46,6 +47,17 @@ def peer_of(address: str) -> str:
 def usable(addresses: Sequence[str]) -> list[str]:
     """Those of `addresses` that another machine could dial: never port 0, never 0.0.0.0."""
     return [address for address in addresses if _dialable(parts(address))]
+
+
+def for_others(addresses: Sequence[str]) -> list[str]:
+    """What to tell others: no loopback address where there is any other, since theirs leads to themselves."""
+    elsewhere = [address for address in addresses if not _is_loopback(parts(address))]
+    return elsewhere or list(addresses)
+
+
+def _is_loopback(known: dict[str, str]) -> bool:
+    host = known.get("ip4") or known.get("ip6")
+    return host is not None and ipaddress.ip_address(host).is_loopback
 
 
 def _dialable(known: dict[str, str]) -> bool:

@@ -93,7 +93,6 @@ class CoordinatorDaemon:
 
     async def run(self) -> End:
         """Serve until the run ends; leaves metrics and report in the folder."""
-        self._folder.root.mkdir(parents=True, exist_ok=True)
         background = [asyncio.create_task(self._tick()), asyncio.create_task(self._publish_often())]
         self._observer.waiting(0, self._manifest.config.pipeline.stages)
         try:

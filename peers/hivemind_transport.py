@@ -25,7 +25,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
-from peers.addresses import bare, check_announced, check_listen, usable
+from peers.addresses import bare, check_announced, check_listen, for_others, usable
 from peers.hivemind_node import (
     ANSWER_SECONDS,
     MAX_RECORD_BYTES,
@@ -146,7 +146,7 @@ class HivemindTransport:
         """The addresses at which others can reach this peer; none with `no_listen`."""
         assert self._p2p is not None
         _, visible = await self._p2p._client.identify()
-        return [f"{address}/p2p/{self.peer_id}" for address in usable([bare(str(a)) for a in visible])]
+        return [f"{address}/p2p/{self.peer_id}" for address in for_others(usable([bare(str(a)) for a in visible]))]
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """Open the link to `peer`; see `Transport.connect`."""

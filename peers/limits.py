@@ -10,7 +10,7 @@ class Limits:
     """The largest payload of each frame kind. Until set: tensors 0, control `MAX_CONTROL_BYTES`."""
 
     def __init__(self) -> None:
-        self._largest = {kind: 0 for kind in Kind}
+        self._largest = dict.fromkeys(Kind, 0)
         self._largest[Kind.CONTROL] = MAX_CONTROL_BYTES
 
     def set(self, kind: Kind, payload_bytes: int) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peers.data.token_store import TokenStore, cache_folder, prepare
-from peers.run_folder import RunFolder
 from protocol.config import DataConfig, RunConfig
 from protocol.errors import UserError
 from protocol.manifest import Manifest, describe_difference
@@ -38,16 +37,10 @@ def load_tokens(config: RunConfig, data: Path | None = None, say: Say | None = N
     return tokens
 
 
-def create_run(config: RunConfig, folder: RunFolder, tokens: TokenStore) -> tuple[Manifest, SigningKey]:
-    """Begin a new run in `folder`.
-
-    Raises:
-        UserError: the folder holds a run.
-    """
+def new_run(config: RunConfig, tokens: TokenStore) -> tuple[Manifest, SigningKey]:
+    """A new run's manifest, and the new key that signs it."""
     key = SigningKey.generate()
-    manifest = Manifest(config, tokens.fingerprint, tokens.unigram_loss, key.public, secrets.token_hex(8))
-    folder.create(manifest, key)
-    return manifest, key
+    return Manifest(config, tokens.fingerprint, tokens.unigram_loss, key.public, secrets.token_hex(8)), key
 
 
 def check_resumed(manifest: Manifest, config: RunConfig | None, tokens: TokenStore) -> None:

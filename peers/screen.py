@@ -68,7 +68,7 @@ class Screen:
         elif time.monotonic() - self._shown > PLAIN_SECONDS or row["step"] == self._last_step:
             self._shown = time.monotonic()
             eta = (self._last_step - row["step"]) * row["seconds"]
-            self.say(f"step {row['step']}/{self._last_step}  {numbers}  ETA {eta:.0f} s")
+            self.say(f"step {row['step']}/{self._last_step}  {numbers}  ETA {_duration(eta)}")
 
     def note(self, text: str) -> None:
         """Something a person should know."""
@@ -101,3 +101,11 @@ class Screen:
         lines += [("folder", str(folder)), ("plot", str(folder / "loss.png"))]
         for name, text in lines:
             self.say(f"  {name:<9} {text}")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -157,6 +157,7 @@ class StageWorker:
         gradients = self._engine.average()
         if self._parts.gradients is not None:
             labels = {str(m): repr(loss) for m, loss in self._losses.items()}
+            self._parts.gradients.mkdir(parents=True, exist_ok=True)
             path = self._parts.gradients / f"step-{step:08d}-stage-{self._stage}.safetensors"
             tensors = {name: tensor.cpu().contiguous() for name, tensor in gradients.items()}
             write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))

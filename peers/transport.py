@@ -104,7 +104,7 @@ class Transport(Protocol):
         """The next event, from any peer."""
 
     async def store(self, key: str, value: bytes, seconds: float) -> bool:
-        """Put a small record into the DHT for `seconds`. False if no node took it, or one that expires later is there."""
+        """Put a small record into the DHT for `seconds`. False: no node took it, or one that expires later is there."""
 
     async def fetch(self, key: str) -> bytes | None:
         """The newest record under `key`, or None."""

@@ -117,8 +117,7 @@ def _clip(parameters: Iterable[torch.Tensor], limit: float) -> float:
     """Scale the gradients so that their common norm is at most `limit` (0: never). Returns the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    if limit > 0:
-        # Not clip_grad_norm_'s clamped division by norm + 1e-6: under the limit, gradients must stay the same bits.
-        if norm > limit:
-            torch._foreach_mul_(gradients, limit / norm)
+    # Not clip_grad_norm_: its clamped division by norm + 1e-6 changes bits where nothing is to be clipped.
+    if 0 < limit < norm:
+        torch._foreach_mul_(gradients, limit / norm)
     return float(norm)

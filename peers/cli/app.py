@@ -123,6 +123,9 @@ def main() -> None:
     except IsthmusError as error:
         complain(f"error: {error}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        complain(f"error: the system refused: {error}")
+        sys.exit(1)
     except KeyboardInterrupt:
         complain("interrupted")
         sys.exit(INTERRUPTED)

@@ -7,11 +7,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
+from peers.leftovers import FolderLock
+from protocol.errors import UserError
+
+MOST_SLOTS = 1000
 INTERRUPTED = 130  # the shell's code for a command that Ctrl-C ended; 0 to 3 are in protocol.errors
 
 console = Console(highlight=False)
@@ -70,24 +75,34 @@ def listen_address(host: str, port: int) -> str:
 
 
 def limit_threads(threads: int | None) -> None:
-    """Let torch compute on `threads` cores (None: all)."""
+    """Let torch compute on `threads` cores (None: all). Call it before torch is imported."""
+    # A volunteer's machine does other things too: threads that spin while they wait starve those, and each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
 
 
-def free_slot(root: Path) -> Path:
-    """The first of `root`/peer-0, peer-1, ... that no running peer holds, so that peers started in any number of
-    terminals get folders of their own, and the same ones after a restart."""
-    from peers.leftovers import FolderLock
-    from protocol.errors import UserError
+@contextmanager
+def held_folder(directory: Path | None, slots: Path) -> Iterator[FolderLock]:
+    """Hold `directory`, or else the first of `slots`/peer-0, peer-1, ... that no running peer holds.
 
-    index = 0
-    while True:
-        folder = root / f"peer-{index}"
-        try:
-            with FolderLock(folder):
-                return folder
-        except UserError:
-            index += 1
+    So peers started in any number of terminals get folders of their own, and the same ones after a restart.
+
+    Raises:
+        UserError: `directory` is in use by another process.
+    """
+    if directory is not None:
+        with FolderLock(directory) as lock:
+            yield lock
+        return
+    for index in range(MOST_SLOTS):
+        with ExitStack() as stack:
+            try:
+                lock = stack.enter_context(FolderLock(slots / f"peer-{index}"))
+            except UserError:
+                continue
+            yield lock
+            return
+    raise UserError(f"expected fewer than {MOST_SLOTS} peers of one run in {slots}: name a folder with --dir")

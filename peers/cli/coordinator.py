@@ -73,14 +73,13 @@ def start(
         folder.open()
     else:
         folder.refuse_existing()
+    opened = _open(config, folder, steps, resumed=resume is not None)
     with FolderLock(folder.root) as lock:
-        opened = _open(config, folder, steps, resumed=resume is not None)
-        listen = listen_address(host, port)
-        return asyncio.run(_coordinate(opened, lock, listen, announce, with_parent))
+        return asyncio.run(_coordinate(opened, lock, listen_address(host, port), announce, with_parent))
 
 
 def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resumed: bool) -> Opened:
-    from peers.opening import check_resumed, create_run, load_tokens
+    from peers.opening import check_resumed, load_tokens, new_run
 
     manifest_and_key = folder.open() if resumed else None
     effective = manifest_and_key[0].config if manifest_and_key else config
@@ -89,7 +88,7 @@ def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resume
         raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
     tokens = load_tokens(effective, say=say)
     if manifest_and_key is None:
-        manifest_and_key = create_run(effective, folder, tokens)
+        manifest_and_key = new_run(effective, tokens)
     else:
         check_resumed(manifest_and_key[0], config, tokens)
     return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
@@ -111,6 +110,9 @@ async def _coordinate(
     )
     try:
         lock.record(transport.daemon_pid, transport.sockets())
+        if not opened.resumed:
+            # Only now: had the port been taken, nothing of a run would have been left behind.
+            opened.folder.create(manifest, opened.key)
         daemon = CoordinatorDaemon(
             transport, manifest, opened.key, opened.folder, screen, opened.last_step, opened.resumed
         )
@@ -122,7 +124,8 @@ async def _coordinate(
 
         on_interrupt(stop)
         await daemon.publish_manifest()
-        _print_invite(opened.folder, Invite(manifest.run_id, manifest.coordinator_key, tuple(await transport.addresses())))
+        addresses = tuple(await transport.addresses())
+        _print_invite(opened.folder, Invite(manifest.run_id, manifest.coordinator_key, addresses))
         watch = asyncio.create_task(watch_parent(with_parent, stop))
         end = await daemon.run()
         watch.cancel()
@@ -151,7 +154,7 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
     screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)
     unfinished = end.step < opened.manifest.config.train.steps
     if unfinished and end.step:
-        say(f"  go on     isthmus launch --resume {opened.folder.root}  (or `coordinator start --resume`, and its peers)")
+        say(f"  go on     isthmus launch --resume {opened.folder.root}  (or coordinator start --resume, and its peers)")
     if end.failed:
         return 1
     return INTERRUPTED if interrupted and end.step < opened.last_step else 0

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from rich.progress import track
+from rich.progress import Progress
 
 from peers.cli.common import console, say
 from peers.cli.coordinator import choose
@@ -73,7 +73,6 @@ def _peer_arguments(peers: int, device: str, gradients: Path | None) -> list[str
     threads = max(1, (os.cpu_count() or 1) // peers)
     arguments = ["--verbose", "--device", device, "--threads", str(threads)]
     if gradients is not None:
-        gradients.mkdir(parents=True, exist_ok=True)
         arguments += ["--keep-gradients", str(gradients)]
     return arguments
 
@@ -85,9 +84,11 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
     config = folder.open()[0].config
     report = json.loads(folder.report.read_text())
     say(f"verifying: one process trains the whole model on the same {report['steps']} steps")
-    ticks = iter(track(range(report["steps"]), "reference", console=console, transient=True))
-    next(ticks, None)
-    difference = verify(config, load_tokens(config), gradients, report["steps"], lambda _: next(ticks, None) or None)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("reference", total=report["steps"])
+        difference = verify(
+            config, load_tokens(config), gradients, report["steps"], lambda step: bar.update(task, completed=step)
+        )
     report["verify"] = {
         "max_loss_diff": difference.loss,
         "max_grad_diff": difference.gradient,

@@ -9,7 +9,7 @@ from typing import Any
 
 from peers.cli.common import (
     INTERRUPTED,
-    free_slot,
+    held_folder,
     limit_threads,
     listen_address,
     on_interrupt,
@@ -44,12 +44,11 @@ def join(
         raise UserError("the invite names no address: ask for a new one")
     limit_threads(threads)
     device = choose_device(device)
-    folder = directory or free_slot(Path("runs") / invite.run_id)
     local = all("/ip4/127." in address for address in invite.addresses)
     listen = listen_address(host or ("127.0.0.1" if local else "0.0.0.0"), port)
-    with FolderLock(folder) as lock:
+    with held_folder(directory, Path("runs") / invite.run_id) as lock:
         return asyncio.run(
-            _serve(invite, folder, lock, data, device, listen, announce, no_listen, keep_gradients, with_parent)
+            _serve(invite, lock.folder, lock, data, device, listen, announce, no_listen, keep_gradients, with_parent)
         )
 
 

@@ -89,4 +89,5 @@ class Layer(nn.Module):
     def forward(self, stream_BTW: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """The stream after this layer. `read` gives the D numbers a token that the stream stands for."""
         stream_BTW = stream_BTW + self.attention(self.attention_norm(read(stream_BTW)))
-        return stream_BTW + self.feed_forward(self.feed_forward_norm(read(stream_BTW)))
+        written: torch.Tensor = self.feed_forward(self.feed_forward_norm(read(stream_BTW)))
+        return stream_BTW + written

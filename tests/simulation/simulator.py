@@ -386,8 +386,9 @@ class Simulation:
         replicas = [self.peers[replica.peer] for replica in self.views[0].stages[peer.machine.stage]]
         if all(r.computing is not None and r.computing == work for r in replicas):
             weight = updated(peer.model.weight, [r.model.sum for r in replicas], self.scenario.microbatches)
+            same = all(replica.model.weight == peer.model.weight for replica in replicas)
+            self._check(same, f"the replicas of stage {peer.machine.stage} differ before {work}")
             for replica in replicas:
-                self._check(replica.model.weight == peer.model.weight, f"the replicas {replicas} differ before {work}")
                 replica.model.weight, replica.model.sum = weight, 0
                 self._at(self._compute_time(), lambda replica=replica: self._compute_ends(replica))
 
@@ -417,8 +418,9 @@ class Simulation:
 
     def _check_bounds(self, peer: Peer) -> None:
         machine, m, w = peer.machine, self.scenario.microbatches, self.scenario.window
-        self._check(len(machine._outbox) <= 2 * m, f"{peer.name} keeps {len(machine._outbox)} of at most {2 * m} frames")
-        self._check(len(machine._early) <= 4 * m, f"{peer.name} holds {len(machine._early)} of at most {4 * m} frames")
+        kept, held = len(machine._outbox), len(machine._early)
+        self._check(kept <= 2 * m, f"{peer.name} keeps {kept} of at most {2 * m} frames")
+        self._check(held <= 4 * m, f"{peer.name} holds {held} of at most {4 * m} frames")
         if machine.step is not None:
             flight = machine.step.in_flight()
             self._check(flight <= w + 1, f"{peer.name} has {flight} microbatches in flight, the window is {w}")
@@ -461,7 +463,8 @@ class Simulation:
         last = self.last_step
         for peer in self.peers.values():
             machine = peer.machine
-            self._check(machine.finished and machine.applied == last, f"{peer.name} ends at {machine.applied}, not {last}")
+            there = machine.finished and machine.applied == last
+            self._check(there, f"{peer.name} ends at {machine.applied}, not {last}")
             self._check(peer.computing is None and not peer.model.inputs, f"{peer.name} ends with work left")
             expected = Counter(
                 (step, str(action))
