@@ -34,14 +34,14 @@ class Codec(Protocol):
         """The bytes of `x`, and the next state.
 
         Raises:
-            CodecError: `x` holds a NaN or an infinity.
+            CodecError: `x` holds a NaN or an infinity, or a number too large for the codec.
         """
 
     def decode(self, payload: Buffer, shape: Sequence[int]) -> torch.Tensor:
         """A float32 tensor of `shape` on the CPU.
 
         Raises:
-            CodecError: `payload` has another length than `payload_bytes(shape)`.
+            CodecError: `payload` has another length than `payload_bytes(shape)`, or holds a NaN or an infinity.
         """
 
 
@@ -60,10 +60,10 @@ class CastCodec:
 
     def encode(self, x: torch.Tensor, state: object = None) -> tuple[Buffer, object]:
         """See `Codec`."""
-        if not torch.isfinite(x).all():
-            raise CodecError(f"expected finite numbers, got NaN or infinity in a tensor of shape {tuple(x.shape)}")
-        raw = x.detach().to("cpu", self._dtype).contiguous().view(torch.uint8)
-        return memoryview(raw.numpy().reshape(-1)), state  # type: ignore[arg-type]
+        cast = x.detach().to("cpu", self._dtype)
+        _check_finite(cast)  # after the cast: what fits into float32 may round to infinity in bfloat16
+        raw = cast.contiguous().reshape(-1).view(torch.uint8)
+        return memoryview(raw.numpy()), state  # type: ignore[arg-type]
 
     def decode(self, payload: Buffer, shape: Sequence[int]) -> torch.Tensor:
         """See `Codec`."""
@@ -72,12 +72,18 @@ class CastCodec:
             raise CodecError(f"expected {expected} bytes for shape {tuple(shape)} in {self.name}, got {len(payload)}")
         # Copied: the payload may be read-only, and its buffer belongs to the transport.
         raw = torch.from_numpy(np.frombuffer(payload, dtype=np.uint8).copy())
-        return raw.view(self._dtype).reshape(tuple(shape)).to(torch.float32)
+        decoded = raw.view(self._dtype).reshape(tuple(shape)).to(torch.float32)
+        _check_finite(decoded)
+        return decoded
+
+
+def _check_finite(x: torch.Tensor) -> None:
+    if not torch.isfinite(x).all():
+        raise CodecError(f"expected finite numbers, got NaN or infinity in a tensor of shape {tuple(x.shape)}")
 
 
 CODECS: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (CastCodec("float32", 1, torch.float32), CastCodec("bfloat16", 2, torch.bfloat16))
+    codec.name: codec for codec in (CastCodec("float32", 1, torch.float32), CastCodec("bfloat16", 2, torch.bfloat16))
 }
 _BY_TAG = {codec.tag: codec for codec in CODECS.values()}
 

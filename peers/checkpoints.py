@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from peers.files import remove_temporary, write_atomically
 from protocol.errors import RunFailed
 
 logger = logging.getLogger(__name__)
-
-_NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Checkpoints:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         labels = {"run": self.run_id, "stage": str(stage), "step": str(step)}
         write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
-        self._prune(path.parent)
+        self._prune(stage, step)
         return path
 
     def load(self, stage: int, step: int) -> dict[str, torch.Tensor]:
@@ -71,12 +68,15 @@ class Checkpoints:
         except (SafetensorError, OSError) as error:
             logger.warning("ignoring the checkpoint %s: %s", path, error)
             return None
-        if labels.get("run") != self.run_id:
+        if labels.get("run") != self.run_id or not {"stage", "step"} <= set(labels):
             return None
-        return int(labels["stage"]), int(labels["step"])
+        found = int(labels["stage"]), int(labels["step"])
+        return found if path == self._path(*found) else None
 
-    def _prune(self, folder: Path) -> None:
-        remove_temporary(folder)
-        steps = sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
-        for step in steps[: -self.keep]:
-            (folder / f"step-{step:08d}.safetensors").unlink(missing_ok=True)
+    def _prune(self, stage: int, newest: int) -> None:
+        remove_temporary(self._path(stage, newest).parent)
+        steps = self.held().get(stage, [])
+        # Later steps than the one just written are of a future that a restart from an earlier step gave up.
+        kept = [step for step in steps if step <= newest][-self.keep :]
+        for step in set(steps) - set(kept):
+            self._path(stage, step).unlink(missing_ok=True)

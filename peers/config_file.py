@@ -49,5 +49,5 @@ def _lines(section: BaseModel) -> Iterator[str]:
 
 
 def _literal(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too, for what a configuration holds.
-    return json.dumps(value, ensure_ascii=False)
+    # JSON's strings, numbers and booleans are TOML's too, but for the one control character that JSON lets stand.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -142,14 +142,14 @@ class CoordinatorDaemon:
                     self._decide(Left(peer, str(message.get("reason"))[:500]))
                 case "goodbye":
                     self._parted.add(peer)
-                    self._wire[peer] = WireTotals(*map(int, message["wire"]))
+                    self._wire[peer] = WireTotals.from_json(message["wire"])
                     self._decide(Left(peer, "its daemon ended"))
         except (BadFrame, KeyError, TypeError, ValueError) as error:
             logger.warning("ignored a message from %s: %s", short_peer(peer), error)
 
     def _on_join(self, peer: str, message: dict[str, Any]) -> None:
-        held = {int(stage): tuple(map(int, steps)) for stage, steps in message["checkpoints"].items()}
-        self._decide(JoinAsked(peer, tuple(map(str, message["addresses"])), held))
+        held = {int(stage): tuple(map(int, steps)) for stage, steps in dict(message["checkpoints"]).items()}
+        self._decide(JoinAsked(peer, tuple(map(str, message["addresses"])), held, str(message["session"])))
         members = len(self._membership.members)
         if self._membership.view is None:
             self._observer.waiting(members, self._manifest.config.pipeline.stages)
@@ -166,15 +166,22 @@ class CoordinatorDaemon:
     def _on_reports(self, peer: str, message: dict[str, Any]) -> None:
         if peer not in self._membership.members:
             return
-        self._wire[peer] = WireTotals(*map(int, message["wire"]))
+        self._wire[peer] = WireTotals.from_json(message["wire"])
         reports = [StepReport.from_json(value) for value in message["reports"]]
         for report in reports:
             for row in self._table.add(report):
                 self._on_row(row)
         newest = max((report.step for report in reports), default=None)
-        if newest is not None:
-            self._tell(peer, {"type": "seen", "step": newest})
         self._decide(Heard(peer, newest))
+        self._answer(peer, newest or 0, int(message["view"]))
+
+    def _answer(self, peer: str, newest: int, view: int) -> None:
+        """What was told before may have been lost, so every report is answered with what its sender does not know."""
+        self._tell(peer, {"type": "seen", "step": newest})
+        if self._membership.view is not None and view < self._membership.view.number:
+            self._tell(peer, self._view_message(self._membership.view))
+        if self._end is not None:
+            self._tell(peer, _end_message(self._end))
 
     def _on_row(self, row: dict[str, Any]) -> None:
         if self._metrics is None:
@@ -211,10 +218,12 @@ class CoordinatorDaemon:
             self._first_step = self._table.next_step = view.first_step
             self._folder.forget_rows_after(view.first_step - 1)
             self._observer.began(view.first_step, view.last_step)
-        record = self._key.sign(VIEW, view.to_json())
         for peer in self._membership.members:
-            self._tell(peer, {"type": "view", "record": record.decode()})
+            self._tell(peer, self._view_message(view))
         self._published = float("-inf")
+
+    def _view_message(self, view: View) -> dict[str, Any]:
+        return {"type": "view", "record": self._key.sign(VIEW, view.to_json()).decode()}
 
     def _tell(self, peer: str, message: dict[str, Any]) -> None:
         self._transport.send(peer, control(message))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.leftovers import clean_leftovers
 from peers.run_folder import RunFolder
 
 Say = Callable[[str], None]
@@ -35,12 +36,12 @@ class Swarm:
     coordinator: subprocess.Popen[bytes] | None = None
     peers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     interrupts: int = 0
+    failed_peer: int | None = None
     _interrupts_seen: int = 0
     _stop_deadline: float = float("inf")
-    _blamed: set[int] = field(default_factory=set)
 
     def run(self, coordinator: Sequence[str], peers: int, peer: Sequence[str]) -> int:
-        """Run to the end; the coordinator's exit code, or the first failed peer's where it has none of its own.
+        """Run to the end; the coordinator's exit code, or that of a peer which failed by itself.
 
         Args:
             coordinator: arguments of the coordinator's command.
@@ -87,6 +88,8 @@ class Swarm:
                 return 1
             time.sleep(POLL_SECONDS)
         code = self.coordinator.returncode
+        if self.failed_peer is not None:
+            code = max(1, self.peers[self.failed_peer].returncode)
         return code if code >= 0 else 1
 
     def _pass_on_interrupts(self) -> None:
@@ -103,19 +106,17 @@ class Swarm:
 
     def _look_at_peers(self) -> None:
         assert self.coordinator is not None
-        for index, process in enumerate(self.peers):
-            if process.poll() in (None, 0) or index in self._blamed:
-                continue
-            self._blamed.add(index)
-            log = self.folder.peer(index) / "log.txt"
-            self.say(f"peer {index} ended with exit code {process.returncode}: {_last_line(log)} (see {log})")
-            # The coordinator may not have met it yet, and would wait for it for ever.
-            self.coordinator.send_signal(signal.SIGINT)
-            self._stop_deadline = min(self._stop_deadline, time.monotonic() + STOP_SECONDS)
-
-    def failed_peer_code(self) -> int:
-        """The exit code of the first peer that failed, or 0."""
-        return next((p.returncode for p in self.peers if p.returncode not in (None, 0)), 0)
+        failed = [index for index, process in enumerate(self.peers) if process.poll() not in (None, 0)]
+        if not failed or self.failed_peer is not None or self.interrupts:
+            return
+        # Others that end later only follow this one.
+        self.failed_peer = failed[0]
+        log = self.folder.peer(self.failed_peer) / "log.txt"
+        code = self.peers[self.failed_peer].returncode
+        self.say(f"peer {self.failed_peer} ended with exit code {code}: {_last_line(log)} (see {log})")
+        # The coordinator may not have met it yet, and would wait for it for ever.
+        self.coordinator.send_signal(signal.SIGINT)
+        self._stop_deadline = time.monotonic() + STOP_SECONDS
 
     def _end_all(self) -> None:
         running = [p for p in (*self.peers, self.coordinator) if p is not None]
@@ -133,6 +134,8 @@ class Swarm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for folder in (self.folder.root, *(self.folder.peer(index) for index in range(len(self.peers)))):
+            clean_leftovers(folder)  # of a child that was killed
 
 
 def _start(arguments: Sequence[str], log: Path | None) -> subprocess.Popen[bytes]:

@@ -1,12 +1,13 @@
 """A volunteer's daemon: joins a run, serves the stage it is given, stops when the run ends or its owner says so.
 
-    invite -> manifest (checked) -> data (checked) -> join -> view -> stage worker -> ... -> end
+invite -> manifest (checked) -> data (checked) -> join -> view -> stage worker -> ... -> end
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
-STALL_SECONDS = 10.0
 ORPHAN_SECONDS = 120.0
 MOST_REPORTS = 10_000  # kept for a coordinator that is away
+MOST_REPORTS_SENT = 100  # in one message
 
 Say = Callable[[str], None]
 
@@ -95,9 +96,7 @@ class PeerDaemon:
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._coordinator = invite.addresses[0].rsplit("/p2p/", 1)[-1]
         self._compute = ComputeThread()
-        checkpoints = Checkpoints(
-            options.folder / "checkpoints", manifest.run_id, manifest.config.checkpoint.keep
-        )
+        checkpoints = Checkpoints(options.folder / "checkpoints", manifest.run_id, manifest.config.checkpoint.keep)
         self._parts = WorkerParts(
             manifest.config,
             transport,
@@ -153,7 +152,12 @@ class PeerDaemon:
         self._transport.limit(Kind.BACKWARD, backward)
         await self._transport.connect(self._coordinator, self._invite.addresses)
         held = {str(stage): steps for stage, steps in self._parts.checkpoints.held().items()}
-        request = {"type": "join", "addresses": await self._transport.addresses(), "checkpoints": held}
+        request = {
+            "type": "join",
+            "addresses": await self._transport.addresses(),
+            "checkpoints": held,
+            "session": secrets.token_hex(8),
+        }
         deadline = time.monotonic() + ADMISSION_SECONDS
         while not self._admitted:
             self._tell(request)
@@ -240,15 +244,12 @@ class PeerDaemon:
             self._worker.feed(arrived)
 
     async def _begin(self, view: View, stage: int) -> None:
-        config = self._manifest.config
         self._say(f"serving stage {stage} of {len(view.stages)} from step {view.first_step} on")
         neighbours = [r for s in (stage - 1, stage + 1) if 0 <= s < len(view.stages) for r in view.stages[s]]
         for neighbour in neighbours:
             await self._transport.connect(neighbour.peer, neighbour.addresses)
         self._worker = StageWorker(self._parts, stage, view.first_step - 1)
         await self._worker.build()
-        parameters = config.model.layers // len(view.stages)
-        logger.info("stage %d has %d layers", stage, parameters)
 
     # Telling the coordinator
 
@@ -257,8 +258,15 @@ class PeerDaemon:
         self._send_reports()
 
     def _send_reports(self) -> None:
-        newest = self._reports[:100]
-        self._tell({"type": "reports", "reports": [r.to_json() for r in newest], "wire": self._wire()})
+        view = self._worker.machine.view if self._worker is not None else None
+        self._tell(
+            {
+                "type": "reports",
+                "reports": [report.to_json() for report in self._reports[:MOST_REPORTS_SENT]],
+                "wire": self._wire(),
+                "view": view.number if view is not None else 0,
+            }
+        )
 
     def _wire(self) -> tuple[int, ...]:
         return WireTotals.of(self._transport.counters).as_tuple()
@@ -288,15 +296,12 @@ class PeerDaemon:
         away = now - self._coordinator_heard
         missing = worker.machine.waits_for()
         if worker.machine.finished or missing != "nothing":
-            idle = now - worker.idle_since
-            if idle > ORPHAN_SECONDS and away > ORPHAN_SECONDS and not worker.failure.done():
+            if worker.stall.waited(now) > ORPHAN_SECONDS and away > ORPHAN_SECONDS and not worker.failure.done():
                 what = "the run's end" if worker.machine.finished else missing
                 reason = f"nothing was heard for {ORPHAN_SECONDS:.0f} s from the coordinator, nor {what}"
                 worker.failure.set_result(
                     NetworkError(f"{reason}; the checkpoints are kept, resume when they are reachable again")
                 )
-            elif idle > STALL_SECONDS and missing != "nothing":
+            elif missing != "nothing" and worker.stall.due(now):
                 logger.info("waiting for %s; sending again what may have been lost", missing)
-                idle_since = worker.idle_since
                 worker.feed(Stalled())
-                worker.idle_since = idle_since

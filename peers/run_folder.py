@@ -1,10 +1,10 @@
 """A run's folder, as the coordinator keeps it.
 
-    manifest.json       the signed manifest            invite.txt     what volunteers are given
-    coordinator.key     signs it (mode 0600)           metrics.jsonl  one line a step
-    coordinator.id      libp2p identity (mode 0400)    report.json    the whole run in numbers
-    coordinator.json    next view number               loss.png       its picture
-    peers/0, peers/1..  the peers' own folders, where `launch` started them
+manifest.json       the signed manifest            invite.txt     what volunteers are given
+coordinator.key     signs it (mode 0600)           metrics.jsonl  one line a step
+coordinator.id      libp2p identity (mode 0400)    report.json    the whole run in numbers
+coordinator.json    next view number               loss.png       its picture
+peers/0, peers/1..  the peers' own folders, where `launch` started them
 """
 
 from __future__ import annotations

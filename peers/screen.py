@@ -87,15 +87,21 @@ class Screen:
             return
         wire = report["wire"]
         lines = [
-            ("loss", f"{report['loss_first']:.4f} -> {report['loss_last']:.4f} nats "
-                     f"(unigram baseline {report['unigram_loss']:.4f})"),
+            (
+                "loss",
+                f"{report['loss_first']:.4f} -> {report['loss_last']:.4f} nats "
+                f"(unigram baseline {report['unigram_loss']:.4f})",
+            ),
             ("steps", f"{report['steps']} ({report['tokens']:,} tokens), median {report['step_seconds_median']:.2f} s"),
         ]
         if wire["ratio_to_dense_bf16"]:
             lines += [
-                ("wire", f"{wire['forward_bytes_per_token']:.2f} bytes/token forward, "
-                         f"{wire['backward_bytes_per_token']:.2f} backward; dense bf16 would be "
-                         f"{wire['dense_bf16_bytes_per_token']:.0f} each way: {wire['ratio_to_dense_bf16']:.1f}x less"),
+                (
+                    "wire",
+                    f"{wire['forward_bytes_per_token']:.2f} bytes/token forward, "
+                    f"{wire['backward_bytes_per_token']:.2f} backward; dense bf16 would be "
+                    f"{wire['dense_bf16_bytes_per_token']:.0f} each way: {wire['ratio_to_dense_bf16']:.1f}x less",
+                ),
                 ("overhead", f"{100 * wire['overhead_fraction']:.2f} % of the payload (headers, control messages)"),
             ]
         lines += [("folder", str(folder)), ("plot", str(folder / "loss.png"))]

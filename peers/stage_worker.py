@@ -1,8 +1,8 @@
 """The stage worker: carries out what the step protocol decides, with the engine, the transport and the disk.
 
-    transport events --> StageMachine --> Compute      --> compute thread --> Computed --> StageMachine
-                                      --> Send         --> transport
-                                      --> StepApplied  --> report, checkpoint
+transport events --> StageMachine --> Compute      --> compute thread --> Computed --> StageMachine
+                                  --> Send         --> transport
+                                  --> StepApplied  --> report, checkpoint
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ from protocol.stage_machine import (
     StageMachine,
     StepApplied,
 )
+from protocol.stall import StallTimer
 from protocol.work import Verb
 
 logger = logging.getLogger(__name__)
+
+STALL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,10 @@ class StageWorker:
     def __init__(self, parts: WorkerParts, stage: int, applied: int) -> None:
         self._parts, self._stage = parts, stage
         train = parts.config.train
-        self.machine = StageMachine(
-            parts.transport.peer_id, train.microbatches, parts.config.pipeline.window, applied
-        )
+        self.machine = StageMachine(parts.transport.peer_id, train.microbatches, parts.config.pipeline.window, applied)
         self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self.idle_since = time.monotonic()
+        self.stall = StallTimer(STALL_SECONDS, time.monotonic())
+        self._missing = ""
         self._engine: StageEngine | None = None
         self._losses: dict[int, float] = {}
         self._norm = 0.0
@@ -84,9 +86,12 @@ class StageWorker:
 
     def feed(self, event: Event) -> None:
         """Let the protocol handle `event`, and carry out what it decides."""
-        self.idle_since = time.monotonic()
         for effect in self.machine.handle(event):
             self._perform(effect)
+        missing = self.machine.waits_for()
+        if missing != self._missing:
+            self._missing = missing
+            self.stall.progressed(time.monotonic())
 
     async def close(self) -> None:
         """Wait until what runs on the compute thread has ended."""
@@ -180,9 +185,7 @@ class StageWorker:
     def _frame(self, send: Send) -> Frame:
         assert self._engine is not None
         length = len(send.payload)
-        header = Header(
-            send.kind, length, send.view, send.step, send.microbatch, send.stage, self._engine.codec_tag
-        )
+        header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, self._engine.codec_tag)
         return Frame(header, send.payload)
 
     def _report(self, step: int) -> None:

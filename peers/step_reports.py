@@ -16,6 +16,8 @@ from protocol.config import RunConfig
 from protocol.errors import BadFrame
 from protocol.frame import Kind
 
+MOST_PENDING = 5_000  # steps ahead of the first incomplete one; what is further ahead is nonsense
+
 
 @dataclass(frozen=True, slots=True)
 class WireTotals:
@@ -38,6 +40,17 @@ class WireTotals:
             backward.header_bytes,
             control.payload_bytes + control.header_bytes,
         )
+
+    @classmethod
+    def from_json(cls, value: Any) -> WireTotals:
+        """The totals in `value`, as `as_tuple` gives them.
+
+        Raises:
+            BadFrame: not five byte counts.
+        """
+        if not isinstance(value, list | tuple) or len(value) != len(cls.__slots__) or not all(map(_is_count, value)):
+            raise BadFrame(f"expected {len(cls.__slots__)} byte counts, got {str(value)[:80]!r}")
+        return cls(*value)
 
     def __add__(self, other: WireTotals) -> WireTotals:
         return WireTotals(*(a + b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
@@ -88,17 +101,24 @@ class StepReport:
             BadFrame: not of the form `to_json` gives.
         """
         try:
-            wire = WireTotals(*map(int, value["wire"]))
-            loss = None if value["loss"] is None else float(value["loss"])
-            numbers = {
-                name: float(value[name]) for name in ("gradient_norm", "learning_rate", "seconds", "compute_seconds")
-            }
-            report = cls(step=int(value["step"]), stage=int(value["stage"]), loss=loss, wire=wire, **numbers)
-        except (KeyError, TypeError, ValueError) as error:
+            step, stage, loss = value["step"], value["stage"], value["loss"]
+            numbers = {name: value[name] for name in ("gradient_norm", "learning_rate", "seconds", "compute_seconds")}
+            wire = WireTotals.from_json(value["wire"])
+        except (LookupError, TypeError) as error:
             raise BadFrame(f"expected a step report, got {str(value)[:80]!r}") from error
-        if not all(map(math.isfinite, (*numbers.values(), loss or 0.0))):
-            raise BadFrame(f"expected finite numbers in the report of step {report.step}")
-        return report
+        if not (_is_count(step) and _is_count(stage)):
+            raise BadFrame(f"expected a step and a stage, got {str(step)[:20]} and {str(stage)[:20]}")
+        if not all(map(_is_finite, (*numbers.values(), 0.0 if loss is None else loss))):
+            raise BadFrame(f"expected finite numbers in the report of step {step}")
+        return cls(step=step, stage=stage, loss=loss, wire=wire, **numbers)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 @dataclass(slots=True)
@@ -113,7 +133,7 @@ class StepTable:
     def add(self, report: StepReport) -> list[dict[str, Any]]:
         """The rows that `report` completes. A repeated report completes none."""
         stages = self.config.pipeline.stages
-        if report.step < self.next_step or not 0 <= report.stage < stages:
+        if not self.next_step <= report.step < self.next_step + MOST_PENDING or report.stage >= stages:
             return []
         self._pending.setdefault(report.step, {})[report.stage] = report
         rows = []

@@ -17,7 +17,7 @@ from protocol.errors import ConfigError
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelConfig(_Section):
@@ -74,7 +74,7 @@ class DataConfig(_Section):
     @model_validator(mode="after")
     def _path_given(self) -> DataConfig:
         if self.source != "stdlib" and self.path is None:
-            raise ValueError(f"expected a path for source = {self.source!r}, got none: add path = \"FILE OR FOLDER\"")
+            raise ValueError(f'expected a path for source = {self.source!r}, got none: add path = "FILE OR FOLDER"')
         return self
 
 
@@ -133,7 +133,7 @@ class RunConfig(_Section):
         if self.boundary.form != "none" and self.boundary.rank > self.model.dim:
             raise ValueError(
                 f"expected boundary.rank of at most model.dim = {self.model.dim}, got {self.boundary.rank}: "
-                f"lower it, or set boundary.form = \"none\" to send everything"
+                f'lower it, or set boundary.form = "none" to send everything'
             )
         if self.train.warmup_steps >= self.train.steps:
             raise ValueError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from protocol import strict_json
 from protocol.errors import BadFrame
 
 PROTOCOL_VERSION = 1
@@ -106,9 +107,9 @@ def parse_control(payload: Buffer) -> dict[str, Any]:
         BadFrame: not a JSON object with a string `type`.
     """
     try:
-        message = json.loads(bytes(payload))
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise BadFrame(f"expected a JSON object, got {bytes(payload[:40])!r}") from error
+        message = strict_json.loads(bytes(payload))
+    except ValueError as error:
+        raise BadFrame(f"expected a JSON object, got {bytes(payload[:40])!r}: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise BadFrame("expected a JSON object with a string 'type'")
     return message

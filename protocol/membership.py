@@ -12,6 +12,7 @@ replica lists, so that more replicas change the decisions here and nothing else.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -33,11 +34,15 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JoinAsked:
-    """`peer` asks to join. `checkpoints[stage]` are the steps whose state it holds."""
+    """`peer` asks to join. `checkpoints[stage]` are the steps whose state it holds.
+
+    `session` is new each time a peer's daemon starts, so a repeated request is told from a restart.
+    """
 
     peer: str
     addresses: tuple[str, ...]
     checkpoints: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class _Member:
     addresses: tuple[str, ...]
     checkpoints: Mapping[int, Sequence[int]]
     heard: float
+    session: str
     step: int = 0
     broken_since: float | None = None
 
@@ -158,10 +164,13 @@ class Membership:
         return min((member.step for member in self.members.values()), default=0)
 
     def _join(self, event: JoinAsked, now: float) -> list[Effect]:
-        if event.peer in self.members:
-            self.members[event.peer].heard = now
+        member = self.members.get(event.peer)
+        if member is not None and member.session == event.session:
+            member.heard = now
             return [Admit(event.peer), *([Issue(self.view)] if self.view else [])]
-        if len(self.members) >= self._stages:
+        if member is not None and self.phase is Phase.RUNNING:
+            return self._lost(event.peer, "it restarted, and what it had computed since its last checkpoint is gone")
+        if member is None and len(self.members) >= self._stages:
             return [
                 TurnAway(
                     event.peer,
@@ -169,7 +178,7 @@ class Membership:
                     "and this release serves each stage by one",
                 )
             ]
-        self.members[event.peer] = _Member(event.addresses, event.checkpoints, now)
+        self.members[event.peer] = _Member(event.addresses, event.checkpoints, now, event.session)
         admitted: list[Effect] = [Admit(event.peer)]
         return admitted + (self._open() if len(self.members) == self._stages else [])
 
@@ -232,7 +241,8 @@ class Membership:
         if self._stop_asked is not None:
             return []
         self._stop_asked = asked
-        newest = max(member.step for member in self.members.values())
+        # Stages are at most a step apart. The lower median, since one absurd report must not decide.
+        newest = statistics.median_low(member.step for member in self.members.values())
         # The view must reach every peer before any passes its last step, or stages would stop at different steps.
         last = newest + 1 + math.ceil(STOP_MARGIN_SECONDS / max(asked.step_seconds, 1e-3))
         if last >= self.view.last_step:
@@ -251,29 +261,45 @@ def short_peer(peer: str) -> str:
     return peer[-8:]
 
 
-def assign_stages(
-    held: Mapping[str, Mapping[int, Sequence[int]]], stages: int
-) -> tuple[int, list[str]] | str:
+def assign_stages(held: Mapping[str, Mapping[int, Sequence[int]]], stages: int) -> tuple[int, list[str]] | str:
     """The newest step that all stages have, and the peer for each stage; or why there is none.
 
-    `held[peer][stage]` are the steps whose state of that stage `peer` holds. A peer serves one stage, so this is a
-    matching; it is found greedily over stages in order of how few peers hold them.
+    `held[peer][stage]` are the steps whose state of that stage `peer` holds.
     """
     steps = sorted({s for holds in held.values() for held_steps in holds.values() for s in held_steps}, reverse=True)
     for step in steps:
         holders = {
             stage: [peer for peer, holds in held.items() if step in holds.get(stage, ())] for stage in range(stages)
         }
-        chosen: dict[int, str] = {}
-        for stage in sorted(holders, key=lambda s: len(holders[s])):
-            free = [peer for peer in holders[stage] if peer not in chosen.values()]
-            if free:
-                chosen[stage] = free[0]
-        if len(chosen) == stages:
-            return step, [chosen[stage] for stage in range(stages)]
+        order = _match(holders)
+        if order is not None:
+            return step, order
     have = {stage: sorted({s for h in held.values() for s in h.get(stage, ())}) for stage in range(stages)}
     described = ", ".join(f"stage {stage}: {steps or 'none'}" for stage, steps in have.items())
     return (
         f"no step has checkpoints of all {stages} stages among the peers that joined ({described}): "
         "start the peers with the folders they had"
     )
+
+
+def _match(holders: Mapping[int, Sequence[str]]) -> list[str] | None:
+    """A different peer for each stage, of those in `holders[stage]`; None if there is no such choice.
+
+    Augmenting paths (Kuhn 1955): a stage may push another one off its peer if that one finds a peer elsewhere.
+    """
+    served: dict[str, int] = {}
+
+    def place(stage: int, tried: set[str]) -> bool:
+        for peer in holders[stage]:
+            if peer in tried:
+                continue
+            tried.add(peer)
+            if peer not in served or place(served[peer], tried):
+                served[peer] = stage
+                return True
+        return False
+
+    if not all(place(stage, set()) for stage in holders):
+        return None
+    peers = {stage: peer for peer, stage in served.items()}
+    return [peers[stage] for stage in sorted(peers)]

@@ -92,12 +92,16 @@ class StageOptimizer:
         """Continue from `state`, which was taken after `step` was applied.
 
         Raises:
-            ValueError: `state` is of other parameters.
+            ValueError: `state` is of other parameters; nothing was changed.
         """
         expected = {f"{part}/{name}" for name in self._masters for part in ("weight", "moment1", "moment2")}
         if set(state) != expected:
             odd = sorted(expected ^ set(state))[:3]
             raise ValueError(f"expected the state of {len(self._masters)} parameters; missing or unknown: {odd}")
+        for key, tensor in state.items():
+            wanted = tuple(self._masters[key.split("/", 1)[1]].shape)
+            if tuple(tensor.shape) != wanted:
+                raise ValueError(f"expected {key} of shape {wanted}, got {tuple(tensor.shape)}")
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(state[f"weight/{name}"])

@@ -12,6 +12,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from protocol import strict_json
 from protocol.errors import BadSignature
 
 MAX_RECORD_BYTES = 1 << 18
@@ -46,16 +47,17 @@ def open_record(record: bytes, kind: str, public: str) -> dict[str, Any]:
     if len(record) > MAX_RECORD_BYTES:
         raise BadSignature(f"expected a record of at most {MAX_RECORD_BYTES} bytes, got {len(record)}")
     try:
-        parsed = json.loads(record)
+        parsed = strict_json.loads(record)
         body, signature = parsed["body"], bytes.fromhex(parsed["signature"])
         found = (parsed["kind"], parsed["key"])
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        message = _message(found[0], body)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadSignature(f"expected a signed record, got {record[:40]!r}") from error
     if found != (kind, public):
         raise BadSignature(f"expected a {kind} signed by {public[:16]}, got a {found[0]} by {str(found[1])[:16]}")
     try:
-        key.verify(signature, _message(kind, body))
+        key.verify(signature, message)
     except InvalidSignature as error:
         raise BadSignature(f"the {kind}'s signature does not match its content") from error
     if not isinstance(body, dict):

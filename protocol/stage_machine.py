@@ -12,7 +12,8 @@ Rules
      again. So a stalled stage need only send its open forwards again, and losses heal down the whole pipeline.
   6. What carries an older view is refused with the reason. What carries a newer one waits for that view.
      A new view sends everything kept again, under its number.
-  7. What is held early is bounded: frames of the next step, and of the next view, up to a fixed number.
+  7. What is held early (frames of the next step, or of a view still to come) is bounded, for each sender and for
+     all; a repeat takes no room. With a view, only that view's peers are given room.
 
     view ----------> [ idle ] --first view--> [ step t ] --APPLY done, t = last_step--> [ finished ]
                                                ^      |
@@ -125,7 +126,7 @@ class StageMachine:
         self._microbatches, self._window = microbatches, window
         self._inputs: dict[tuple[Kind, int], tuple[Payload, int]] = {}
         self._outbox = Outbox()
-        self._early: list[Arrived] = []
+        self._early: dict[tuple[str, Kind, int, int, int], Arrived] = {}
         self._busy = False
 
     def handle(self, event: Event) -> list[Effect]:
@@ -168,7 +169,9 @@ class StageMachine:
         if stage is None:
             return [Refuse("coordinator", f"view {view.number} has no stage for this peer")]
         self.view, self.stage = view, stage
-        if self.step is None and not self.finished:
+        if self.step is not None:
+            self.step.add(self._routed(self.step.step))
+        elif not self.finished:
             self._begin_step()
         return self._send_again(None, gradients=True) + self._replay_early()
 
@@ -226,11 +229,12 @@ class StageMachine:
 
     def _begin_step(self) -> None:
         assert self.view is not None
-        number = self.applied + 1
-        mine = [
-            m for m in range(self._microbatches) if route(self.view, number, m)[self.stage] == self.peer
-        ]
-        self.step = StepState(number, mine, self.stage == 0, self.stage == len(self.view.stages) - 1)
+        number, last = self.applied + 1, len(self.view.stages) - 1
+        self.step = StepState(number, self._routed(number), self.stage == 0, self.stage == last)
+
+    def _routed(self, step: int) -> list[int]:
+        assert self.view is not None
+        return [m for m in range(self._microbatches) if route(self.view, step, m)[self.stage] == self.peer]
 
     def _start_work(self) -> list[Effect]:
         if self._busy or self.step is None:
@@ -282,13 +286,22 @@ class StageMachine:
         return f"expected the {what} from {expected or 'nobody'}, it came from {event.peer}"
 
     def _hold(self, event: Arrived) -> list[Effect]:
-        newest_step = self.applied + 2
-        room = 4 * self._microbatches
-        if event.step > newest_step or len(self._early) >= room:
-            return [Refuse(event.peer, f"step {event.step} is too early here: {self.applied} steps are applied")]
-        self._early.append(event)
+        refusal = self._no_room(event)
+        if refusal:
+            return [Refuse(event.peer, refusal)]
+        self._early[event.peer, event.kind, event.view, event.step, event.microbatch] = event
         return []
 
+    def _no_room(self, event: Arrived) -> str | None:
+        if event.step > self.applied + 2:
+            return f"step {event.step} is too early here: {self.applied} steps are applied"
+        if self.view is not None and self.view.stage_of(event.peer) is None:
+            return f"view {event.view} is not known here, and its sender is not in view {self.view.number}"
+        from_peer = sum(peer == event.peer for peer, *_ in self._early)
+        if from_peer >= 2 * self._microbatches or len(self._early) >= 8 * self._microbatches:
+            return f"no room for more frames that are too early: {from_peer} of this sender are held"
+        return None
+
     def _replay_early(self) -> list[Effect]:
-        early, self._early = self._early, []
-        return [effect for event in early for effect in self._arrived(event)]
+        early, self._early = self._early, {}
+        return [effect for event in early.values() for effect in self._arrived(event)]

@@ -57,9 +57,14 @@ class StepState:
 
     def __init__(self, step: int, microbatches: Iterable[int], is_first: bool, is_last: bool) -> None:
         self.step = step
-        self._is_last = is_last
-        start = Phase.READY_F if is_first else Phase.WAITING
-        self._phases = dict.fromkeys(sorted(microbatches), start)
+        self._is_first, self._is_last = is_first, is_last
+        self._phases: dict[int, Phase] = {}
+        self.add(microbatches)
+
+    def add(self, microbatches: Iterable[int]) -> None:
+        """More microbatches are routed here, by a new view."""
+        start = Phase.READY_F if self._is_first else Phase.WAITING
+        self._phases = {m: self._phases.get(m, start) for m in sorted({*self._phases, *microbatches})}
 
     def __contains__(self, microbatch: int) -> bool:
         return microbatch in self._phases

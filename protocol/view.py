@@ -7,6 +7,7 @@ the same step.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +73,10 @@ class View:
                 for replicas in value["stages"]
             )
             view = cls(int(value["number"]), int(value["first_step"]), int(value["last_step"]), stages)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
         if view.number < 1 or view.first_step < 1 or not stages or not all(stages):
             raise RemoteError(f"expected a view from number 1 with a replica for each stage, got {str(value)[:80]!r}")
+        if not all(0 < replica.weight < math.inf for replicas in stages for replica in replicas):
+            raise RemoteError(f"expected replicas of positive, finite weight, got {str(value)[:80]!r}")
         return view

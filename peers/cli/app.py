@@ -74,9 +74,7 @@ def coordinator_start(
     """Open a run, print its invite, wait for peers, and show the training."""
     from peers.cli import coordinator as command
 
-    raise typer.Exit(
-        command.start(run, steps, dir, resume, host, port, announce, print_config, verbose, with_parent)
-    )
+    raise typer.Exit(command.start(run, steps, dir, resume, host, port, announce, print_config, verbose, with_parent))
 
 
 @peer_app.command("join")

@@ -129,6 +129,9 @@ async def _coordinate(
         watch = asyncio.create_task(watch_parent(with_parent, stop))
         end = await daemon.run()
         watch.cancel()
+    except asyncio.CancelledError:
+        say("ended at once; the last checkpoints are kept")
+        return INTERRUPTED
     finally:
         screen.close()
         await transport.close()

@@ -49,7 +49,7 @@ def launch(
     )
     if code == 0 and verify:
         return _verify(folder, gradients)
-    return code or swarm.failed_peer_code()
+    return code
 
 
 def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:

@@ -95,9 +95,7 @@ class StageEngine:
     def average(self) -> dict[str, torch.Tensor]:
         """Average the step's gradients over its microbatches; returns them by parameter name, before clipping."""
         self._optimizer.average(self.config.train.microbatches)
-        return {
-            name: p.grad.detach() for name, p in whole_model_names(self.stage).items() if p.grad is not None
-        }
+        return {name: p.grad.detach() for name, p in whole_model_names(self.stage).items() if p.grad is not None}
 
     def apply(self, step: int) -> float:
         """Apply `step` to the averaged gradients; returns their norm before clipping.

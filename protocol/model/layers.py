@@ -28,7 +28,8 @@ def rotary_angles(length: int, width: int, base: float, device: torch.device) ->
 
 def rotate(x_BHTE: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
     """Turn each pair (first half, second half) of the head's numbers by its position's angle."""
-    first, second = x_BHTE.float().chunk(2, dim=-1)
+    # In bfloat16 the angles of late positions would be too coarse.
+    first, second = x_BHTE.to(torch.promote_types(x_BHTE.dtype, torch.float32)).chunk(2, dim=-1)
     turned = torch.cat((first * cos_TE - second * sin_TE, first * sin_TE + second * cos_TE), dim=-1)
     return turned.to(x_BHTE.dtype)
 

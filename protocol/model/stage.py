@@ -82,8 +82,9 @@ class Stage(nn.Module):
         return stream_BTW if self.confined else self.boundary.project(stream_BTW)
 
     def loss(self, ids_BT: torch.Tensor, stream_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy in nats of the next tokens, float32. Last stage only."""
-        logits = self.head(self.norm(self._reader(ids_BT)(stream_BTD))).float()
+        """Mean cross-entropy in nats of the next tokens, in float32 at least. Last stage only."""
+        logits = self.head(self.norm(self._reader(ids_BT)(stream_BTD)))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
     def forward(self, ids_BT: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:

@@ -165,16 +165,27 @@ class AnyNeighbours(RuleBasedStateMachine):
     )
     def anything_arrives(self, peer: int, kind: Kind, view: int, ahead: int, microbatch: int) -> None:
         sender = self.everyone[peer % len(self.everyone)]
-        self.feed(Arrived(sender, kind, view, max(0, self.applied + ahead), microbatch, "?"))
+        step = max(0, self.applied + ahead)
+        effects = self.feed(Arrived(sender, kind, view, step, microbatch, "?"))
+        if self.view.number == 0 or view > self.view.number:
+            assert not effects or (len(self.machine._early) == 4 * self.microbatches or ahead > 2), "held or refused"
+            return
+        welcome = microbatch in self.mine(step) and sender == self.sender(kind, step, microbatch)
+        if view < self.view.number or not welcome:
+            assert [type(effect) for effect in effects] == [Refuse]
 
     @rule(kind=TENSOR_KINDS, ahead=st.sampled_from([0, 1, 1, 1, 2]), later=st.booleans(), pick=st.integers(0, 3))
     def a_neighbour_sends(self, kind: Kind, ahead: int, later: bool, pick: int) -> None:
         """An honest frame: from the right peer, of about this step, under this view or, at times, the next."""
         step, microbatch = self.applied + ahead, pick % self.microbatches
-        source = self.stage - 1 if kind is Kind.FORWARD else self.stage + 1
-        if 0 <= source < len(self.layout) and step >= 1:
-            number = self.view.number + (later and pick == 0)
-            self.feed(Arrived(route(self.view, step, microbatch)[source], kind, number, step, microbatch, "x"))
+        sender = self.sender(kind, step, microbatch)
+        if sender is None or step < 1:
+            return
+        number = self.view.number + (later and pick == 0)
+        effects = self.feed(Arrived(sender, kind, number, step, microbatch, "x"))
+        repeat = kind is Kind.FORWARD and number == self.view.number and (step, f"B{microbatch}") in self.ended
+        if repeat and ahead == 0:
+            assert [type(effect) for effect in effects] == [Send], "its gradient was lost"
 
     @precondition(lambda self: self.view.number > 0 and self.stage > 0)
     @rule()
@@ -216,12 +227,14 @@ class AnyNeighbours(RuleBasedStateMachine):
 
     # What must hold
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> list[Effect]:
         refusals_ok = isinstance(event, Arrived | ViewChanged | Computed)
-        for effect in self.machine.handle(event):
+        effects = self.machine.handle(event)
+        for effect in effects:
             assert refusals_ok or not isinstance(effect, Refuse)
             self.check(effect)
         assert self.machine.waits_for()
+        return effects
 
     def check(self, effect: Effect) -> None:
         match effect:
@@ -259,6 +272,11 @@ class AnyNeighbours(RuleBasedStateMachine):
         assert send.stage == self.stage + (1 if forward else -1) and send.view == self.view.number
         assert send.peer == route(self.view, send.step, send.microbatch)[send.stage]
         assert send.step >= self.applied, "older steps are known to have arrived"
+
+    def sender(self, kind: Kind, step: int, microbatch: int) -> str | None:
+        """Who should send it, if anybody."""
+        source = self.stage - 1 if kind is Kind.FORWARD else self.stage + 1
+        return route(self.view, step, microbatch)[source] if 0 <= source < len(self.layout) else None
 
     def mine(self, step: int) -> list[int]:
         return [m for m in range(self.microbatches) if route(self.view, step, m)[self.stage] == self.peer]

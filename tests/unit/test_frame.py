@@ -34,6 +34,11 @@ def test_unpacking_gives_every_field_back(form) -> None:  # type: ignore[no-unty
     assert Header.unpack(form(BYTES)) == HEADER
 
 
+def test_the_largest_numbers_survive() -> None:
+    most = Header(Kind.FORWARD, 2**32 - 1, view=2**32 - 1, step=2**32 - 1, microbatch=65535, stage=255, codec=255)
+    assert Header.unpack(most.pack()) == most
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_each_kind_survives(kind: Kind) -> None:
     assert Header.unpack(Header(kind, 0).pack()).kind is kind
@@ -47,6 +52,7 @@ def test_each_kind_survives(kind: Kind) -> None:
         (b"", "expected a header of 20 bytes, got 0"),
         (b"HT" + BYTES[2:], "expected a frame that starts with b'Is', got b'HT': not an Isthmus peer"),
         (BYTES[:2] + b"\x02" + BYTES[3:], "expected protocol version 1, got 2: install the run's release"),
+        (BYTES[:2] + b"\x00" + BYTES[3:], "expected protocol version 1, got 0"),
         (BYTES[:3] + b"\x00" + BYTES[4:], r"expected a frame kind in \[1, 2, 3\], got 0"),
         (BYTES[:3] + b"\x04" + BYTES[4:], r"expected a frame kind in \[1, 2, 3\], got 4"),
     ],

@@ -72,6 +72,14 @@ def test_a_join_that_comes_twice_takes_one_place_only() -> None:
     assert membership.phase is Phase.GATHERING and list(membership.members) == ["ann"]
 
 
+def test_asking_to_join_again_and_again_is_not_silence() -> None:
+    membership = Membership(2, 100)
+    for now in range(0, 300, 30):
+        feed(membership, join("ann"), now=float(now))
+        feed(membership, Tick(), now=float(now + 29))
+    assert list(membership.members) == ["ann"]
+
+
 def test_a_member_that_did_not_get_the_first_view_gets_it_with_its_second_join() -> None:
     membership = running(2)
     assert membership.view is not None
@@ -199,12 +207,15 @@ def test_a_stopped_run_ends_at_its_new_last_step_with_the_reason_that_was_given(
 
 def test_a_stop_asked_twice_issues_one_view() -> None:
     membership = running(2)
-    assert len(feed(membership, StopAsked(), StopAsked(reason="again"))) == 1
+    (issue,) = feed(membership, StopAsked(0.1, "first"), StopAsked(60.0, "second"))
+    assert isinstance(issue, Issue)
+    last = issue.view.last_step
+    assert feed(membership, Heard("p0", last), Heard("p1", last)) == [End(last, False, "first")]
 
 
 def test_a_stop_near_the_end_lets_the_run_end_as_it_would() -> None:
     membership = running(2, last_step=10)
-    feed(membership, Heard("p0", 8), Heard("p1", 8))
+    feed(membership, Heard("p0", 7), Heard("p1", 7))
     assert feed(membership, StopAsked(1.0, "stopped as asked", failed=True)) == []
     assert membership.view is not None and membership.view.last_step == 10
     assert feed(membership, Heard("p0", 10), Heard("p1", 10)) == [End(10, False, "all steps are done")]

@@ -1,4 +1,4 @@
-"""Token ids cross as whole integers of the fewest bytes: every id of every vocabulary comes back, all else is refused."""
+"""Token ids cross as integers of the fewest whole bytes: every id comes back, all else is refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_only_integers_are_ids(dtype: type) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 def test_any_integer_type_gives_the_same_bytes(dtype: type) -> None:
     ids = np.array([[1, 2], [3, 200]])
-    assert encode_ids(ids.astype(dtype), 70000) == encode_ids(ids, 70000) == bytes([1, 0, 0, 2, 0, 0, 3, 0, 0, 200, 0, 0])
+    assert encode_ids(ids.astype(dtype), 70000) == bytes([1, 0, 0, 2, 0, 0, 3, 0, 0, 200, 0, 0])
 
 
 def test_ids_are_in_c_order_whatever_the_memory_layout() -> None:

@@ -1,0 +1,122 @@
+"""What several kinds of test share: a small run on small text, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Before torch is loaded anywhere: waiting threads must not spin on a shared machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of tokenizers and tokens that lasts for the session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some real text: the source of the standard library's json package."""
+    folder = tmp_path_factory.mktemp("text")
+    for source in sorted(Path(json.__file__).parent.glob("*.py")):
+        (folder / source.name).write_text(source.read_text())
+    return folder
+
+
+@pytest.fixture
+def small_values(text: Path) -> dict[str, Any]:
+    """A small run as its TOML file would hold it."""
+    return {
+        "name": "small",
+        "seed": 7,
+        "model": {"dim": 32, "layers": 3, "heads": 2, "kv_heads": 1, "hidden": 48},
+        "boundary": {"rank": 4, "codec": "float32"},
+        "data": {"source": "text", "path": str(text), "vocab_size": 300},
+        "train": {
+            "steps": 12,
+            "microbatches": 4,
+            "microbatch_size": 2,
+            "sequence_length": 16,
+            "warmup_steps": 2,
+            "learning_rate": 5e-3,
+        },
+        "pipeline": {"stages": 3, "window": 3},
+        "checkpoint": {"every": 4},
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallRun:
+    """A configuration and its tokens."""
+
+    config: Any
+    tokens: Any
+
+
+@pytest.fixture
+def small_run(small_values: dict[str, Any], cache: Path) -> Callable[..., SmallRun]:
+    """Makes a small run; keyword arguments replace whole sections' fields, such as `boundary={"form": "none"}`."""
+    from peers.data.token_store import prepare
+    from protocol.config import parse_config
+
+    def make(**sections: dict[str, Any]) -> SmallRun:
+        values = {k: ({**v, **sections.get(k, {})} if isinstance(v, dict) else v) for k, v in small_values.items()}
+        config = parse_config(values, "small.toml")
+        return SmallRun(config, prepare(config.data, cache))
+
+    return make
+
+
+def to_toml(values: dict[str, Any]) -> str:
+    """A two-level dictionary as TOML."""
+    top = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for key, section in values.items():
+        if isinstance(section, dict):
+            top += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in section.items())]
+    return "\n".join(top) + "\n"
+
+
+@pytest.fixture
+def write_toml(tmp_path: Path) -> Callable[[str, dict[str, Any]], Path]:
+    """Writes a dictionary as a TOML file of the given name and returns its path."""
+
+    def write(name: str, values: dict[str, Any]) -> Path:
+        path = tmp_path / name
+        path.write_text(to_toml(values))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small_toml(small_values: dict[str, Any], write_toml: Callable[[str, dict[str, Any]], Path]) -> Path:
+    """The small run's TOML file."""
+    return write_toml("small.toml", small_values)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No hivemind socket and no p2pd that was not there before."""
+    before = _traces()
+    yield
+    assert _traces() <= before, f"left behind: {sorted(_traces() - before)}"
+
+
+def _traces() -> set[str]:
+    sockets = {str(path) for path in Path("/tmp").glob("hivemind-*")}
+    daemons = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"p2pd" in command.split(b"\0")[0] or b"peers.cli" in command:
+            daemons.add(f"process {process.name}")
+    return sockets | daemons

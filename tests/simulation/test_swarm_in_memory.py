@@ -1,0 +1,224 @@
+"""The real daemons, engine and all, over the in-memory network: exact whatever happens to the frames."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peers import coordinator_daemon, peer_daemon, stage_worker
+from peers.coordinator_daemon import CoordinatorDaemon
+from peers.memory_transport import MemoryNetwork
+from peers.opening import new_run
+from peers.peer_daemon import PeerDaemon, PeerOptions, fetch_manifest
+from peers.run_folder import RunFolder
+from peers.verify import verify
+from protocol.errors import RunFailed, UserError
+from protocol.invite import Invite
+from protocol.membership import End
+
+
+class Quiet:
+    """An observer that only remembers."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+
+    def waiting(self, present: int, needed: int) -> None:
+        """Not shown."""
+
+    def began(self, first_step: int, last_step: int) -> None:
+        """Not shown."""
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Remembered."""
+        self.rows.append(row)
+
+    def note(self, text: str) -> None:
+        """Remembered."""
+        self.notes.append(text)
+
+
+@dataclasses.dataclass
+class Swarm:
+    """One coordinator and its peers in one loop, over `network`."""
+
+    run: Any
+    root: Path
+    network: MemoryNetwork
+    last_step: int
+    resume: bool = False
+    gradients: Path | None = None
+    stop_after: int | None = None
+
+    async def train(self) -> tuple[End, Quiet, list[Any]]:
+        """Train to the end; the end, what was observed, and each peer's result."""
+        folder, observer = RunFolder(self.root), Quiet()
+        if self.resume:
+            manifest, key = folder.open()
+        else:
+            manifest, key = new_run(self.run.config, self.run.tokens)
+            folder.create(manifest, key)
+        transport = self.network.join("coordinator")
+        coordinator = CoordinatorDaemon(transport, manifest, key, folder, observer, self.last_step, self.resume)
+        await coordinator.publish_manifest()
+        if self.stop_after is not None:
+            self._stop_later(coordinator, observer)
+        invite = Invite(manifest.run_id, key.public, tuple(await transport.addresses()))
+        peers = [asyncio.create_task(self._peer(invite, i)) for i in range(self.run.config.pipeline.stages)]
+        end = await coordinator.run()
+        results = await asyncio.gather(*peers, return_exceptions=True)
+        await transport.close()
+        return end, observer, results
+
+    async def _peer(self, invite: Invite, index: int) -> str:
+        transport = self.network.join(f"peer-{index}")
+        try:
+            manifest = await fetch_manifest(transport, invite)
+            options = PeerOptions(self.root / "peers" / str(index), gradients=self.gradients)
+            return await PeerDaemon(transport, invite, manifest, self.run.tokens, options).run()
+        finally:
+            await transport.close()
+
+    def _stop_later(self, coordinator: CoordinatorDaemon, observer: Quiet) -> None:
+        seen = observer.row
+
+        def row(values: dict[str, Any]) -> None:
+            seen(values)
+            if values["step"] == self.stop_after:
+                coordinator.stop()
+
+        observer.row = row  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in one order; lost frames are sent again after a moment, not ten seconds."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(peer_daemon, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(stage_worker, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(coordinator_daemon, "GOODBYE_SECONDS", 2.0)
+
+
+def losses(root: Path) -> list[float]:
+    """Each step's loss."""
+    return [row["loss"] for row in RunFolder(root).rows()]
+
+
+@pytest.mark.parametrize("form", ["bottleneck", "reparam", "none"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def test_equals_one_process(form: str, codec: str, small_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = small_run(boundary={"form": form, "codec": codec})
+    swarm = Swarm(run, tmp_path, MemoryNetwork(1), 5, gradients=tmp_path / "gradients")
+    end, observer, results = asyncio.run(swarm.train())
+    assert (end.step, end.failed) == (5, False), end
+    assert all(isinstance(result, str) for result in results), results
+    assert [row["step"] for row in observer.rows] == [1, 2, 3, 4, 5]
+    difference = verify(run.config, run.tokens, tmp_path / "gradients", 5, lambda _: None)
+    assert difference.within, difference
+    assert difference.parameters > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_over_a_bad_network(seed: int, small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Frames that are lost, doubled, late and out of order change nothing, not even the last bit."""
+    run = small_run()
+    network = MemoryNetwork(seed, delay=(0.0, 0.02), loss=0.05, reorder=0.2, duplicate=0.1)
+    end, _, results = asyncio.run(Swarm(run, tmp_path / "bad", network, 6, gradients=tmp_path / "gradients").train())
+    assert (end.step, end.failed) == (6, False), (end, results)
+    difference = verify(run.config, run.tokens, tmp_path / "gradients", 6, lambda _: None)
+    assert (difference.loss, difference.gradient) == (0.0, 0.0), f"seed {seed}: {difference}"
+
+
+def test_recompute_changes_no_loss(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    for recompute in (False, True):
+        run = small_run(pipeline={"recompute": recompute})
+        asyncio.run(Swarm(run, tmp_path / str(recompute), MemoryNetwork(1), 3).train())
+    assert losses(tmp_path / "False") == losses(tmp_path / "True")
+
+
+def test_stop_and_resume_continue_exactly(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = small_run(train={"steps": 400})
+    end, _, _ = asyncio.run(Swarm(run, tmp_path / "a", MemoryNetwork(1), 400, stop_after=3).train())
+    assert not end.failed and 3 < end.step < 400
+    last = end.step + 5
+    end, _, _ = asyncio.run(Swarm(run, tmp_path / "a", MemoryNetwork(2), last, resume=True).train())
+    assert end.step == last
+    asyncio.run(Swarm(run, tmp_path / "b", MemoryNetwork(1), last).train())
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert len(losses(tmp_path / "a")) == last
+
+
+def test_bytes_are_those_sent(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = small_run(boundary={"codec": "bfloat16"})
+    asyncio.run(Swarm(run, tmp_path, MemoryNetwork(1), 4).train())
+    report = json.loads((tmp_path / "report.json").read_text())
+    train, rank = run.config.train, run.config.boundary.rank
+    crossings = 4 * train.microbatches * 2  # steps, microbatches, boundaries
+    tokens = train.microbatch_size * train.sequence_length
+    ids = train.microbatch_size * (train.sequence_length + 1) * 2
+    assert report["wire"]["forward_payload_bytes"] == crossings * (tokens * rank * 2 + ids)
+    assert report["wire"]["backward_payload_bytes"] == crossings * tokens * rank * 2
+    assert report["wire"]["header_bytes"] == 2 * crossings * 20
+    assert report["steps"] == 4 and len(report["peers"]) == 3
+
+
+def test_a_peer_lost_ends_the_run_with_the_reason(
+    small_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocol.membership.LINK_GRACE_SECONDS", 0.5)
+    run = small_run(train={"steps": 5000})
+    network = MemoryNetwork(1)
+    swarm = Swarm(run, tmp_path, network, 5000, stop_after=2)
+    swarm._stop_later = lambda coordinator, observer: setattr(  # type: ignore[method-assign]
+        observer, "row", lambda row: network.crash("peer-1") if row["step"] == 2 else None
+    )
+
+    async def bounded() -> tuple[End, Quiet, list[Any]]:
+        task = asyncio.create_task(swarm.train())
+        done, _ = await asyncio.wait([task], timeout=120)
+        assert done, "the run did not notice the lost peer"
+        return task.result()
+
+    monkeypatch.setattr(peer_daemon, "ORPHAN_SECONDS", 2.0)
+    end, _, results = asyncio.run(bounded())
+    assert end.failed and "lost its peer" in end.reason and "connection" in end.reason
+    assert any(isinstance(result, RunFailed) for result in results)
+
+
+def test_other_data_is_refused(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = small_run()
+    manifest, key = new_run(run.config, run.tokens)
+    other = dataclasses.replace(run.tokens, fingerprint="0" * 64)
+    invite = Invite(manifest.run_id, key.public, ("/memory/x/p2p/x",))
+
+    async def build() -> None:
+        with pytest.raises(UserError, match="data differs"):
+            PeerDaemon(MemoryNetwork(1).join("p"), invite, manifest, other, PeerOptions(tmp_path))
+
+    asyncio.run(build())
+
+
+def test_a_forged_manifest_is_refused(small_run: Callable[..., Any]) -> None:
+    from protocol.records import record_key
+
+    run = small_run()
+    manifest, key = new_run(run.config, run.tokens)
+    _, forger = new_run(run.config, run.tokens)
+    invite = Invite(manifest.run_id, key.public, ("/memory/x/p2p/x",))
+
+    async def look() -> None:
+        transport = MemoryNetwork(1).join("p")
+        record = forger.sign("manifest", manifest.to_json())
+        assert await transport.store(record_key(manifest.run_id, "manifest"), record, 60)
+        with pytest.raises(UserError, match="not signed by the inviting coordinator"):
+            await fetch_manifest(transport, invite)
+
+    asyncio.run(look())
