@@ -239,6 +239,7 @@ class PeerDaemon:
             await self._begin(view, stage)
         assert self._worker is not None
         self._worker.feed(ViewChanged(view))
+        await self._worker.checkpoint_at_end()
         early, self._early = self._early, []
         for arrived in early:
             self._worker.feed(arrived)

@@ -93,6 +93,12 @@ class StageWorker:
             self._missing = missing
             self.stall.progressed(time.monotonic())
 
+    async def checkpoint_at_end(self) -> None:
+        """Write the checkpoint of the last step if a view made it the last only after it was applied."""
+        step = self.machine.applied
+        if self.machine.finished and step and step not in self._parts.checkpoints.held().get(self._stage, ()):
+            await self._parts.compute.run(lambda: self._checkpoint(step))
+
     async def close(self) -> None:
         """Wait until what runs on the compute thread has ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

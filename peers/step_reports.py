@@ -133,7 +133,8 @@ class StepTable:
     def add(self, report: StepReport) -> list[dict[str, Any]]:
         """The rows that `report` completes. A repeated report completes none."""
         stages = self.config.pipeline.stages
-        if not self.next_step <= report.step < self.next_step + MOST_PENDING or report.stage >= stages:
+        timely = self.next_step <= report.step < self.next_step + MOST_PENDING
+        if not timely or not 0 <= report.stage < stages:
             return []
         self._pending.setdefault(report.step, {})[report.stage] = report
         rows = []

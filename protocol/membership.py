@@ -241,8 +241,9 @@ class Membership:
         if self._stop_asked is not None:
             return []
         self._stop_asked = asked
-        # Stages are at most a step apart. The lower median, since one absurd report must not decide.
-        newest = statistics.median_low(member.step for member in self.members.values())
+        # Stages are at most a step apart, so one absurd report must not decide: no more than the lower median and one.
+        steps = [member.step for member in self.members.values()]
+        newest = min(max(steps), statistics.median_low(steps) + 1)
         # The view must reach every peer before any passes its last step, or stages would stop at different steps.
         last = newest + 1 + math.ceil(STOP_MARGIN_SECONDS / max(asked.step_seconds, 1e-3))
         if last >= self.view.last_step:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import socket
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,9 @@ import pytest
 
 # Before torch is loaded anywhere: waiting threads must not spin on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+_MARK = uuid.uuid4().hex
+os.environ["ISTHMUS_TEST_SESSION"] = _MARK
 
 
 @pytest.fixture(scope="session")
@@ -103,20 +109,32 @@ def small_toml(small_values: dict[str, Any], write_toml: Callable[[str, dict[str
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """No hivemind socket and no p2pd that was not there before."""
-    before = _traces()
+    """No process that the tests started still runs, and no dead socket of hivemind's is new."""
+    before = _dead_sockets()
     yield
-    assert _traces() <= before, f"left behind: {sorted(_traces() - before)}"
+    left = _our_processes() | (_dead_sockets() - before)
+    assert not left, f"left behind: {sorted(left)}"
 
 
-def _traces() -> set[str]:
-    sockets = {str(path) for path in Path("/tmp").glob("hivemind-*")}
-    daemons = set()
+def _our_processes() -> set[str]:
+    """What was started with this session's mark in its environment, p2pd among it."""
+    found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"p2pd" in command.split(b"\0")[0] or b"peers.cli" in command:
-            daemons.add(f"process {process.name}")
-    return sockets | daemons
+        with contextlib.suppress(OSError):
+            if _MARK.encode() in (process / "environ").read_bytes() and int(process.name) != os.getpid():
+                found.add(f"process {process.name}: {(process / 'cmdline').read_bytes()[:80]!r}")
+    return found
+
+
+def _dead_sockets() -> set[str]:
+    """Sockets that nobody listens on; those of other programs on this machine are alive."""
+    dead = set()
+    for path in Path("/tmp").glob("hivemind-*.sock"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                dead.add(str(path))
+            except OSError:
+                continue
+    return dead

@@ -2,7 +2,7 @@
 
 Everything is drawn from the seed, so a failure repeats:
 
-    python tests/simulation/simulator.py --seed 17 [--replicas 2] [--stop] [--trace]
+    python tests/simulation/simulator.py --seed 17 [--replicas 2] [--stop] [--stall-timer] [--trace]
 
 What the machines compute is a toy model, exact and cheap: stage s holds one number w_s of the integers modulo a prime,
 and maps x to w_s * x. The last stage's loss is (y - target)^2 / 2. Two things make it a sharp test:
@@ -54,6 +54,22 @@ STALL_SECONDS, HEARTBEAT_SECONDS = 2.0, 1.0
 MOST_SECONDS = 20_000.0
 
 
+class PlainTimer:
+    """Asks again every `patience` seconds without progress. Has the methods of `protocol.stall.StallTimer`."""
+
+    def __init__(self, patience: float, now: float) -> None:
+        self._patience, self._next = patience, now + patience
+
+    def progressed(self, now: float) -> None:
+        self._next = now + self._patience
+
+    def due(self, now: float) -> bool:
+        is_due = now >= self._next
+        if is_due:
+            self._next = now + self._patience
+        return is_due
+
+
 class SimulationFailed(AssertionError):
     """A rule was broken. The message ends with the command that replays it."""
 
@@ -70,6 +86,7 @@ class Scenario:
         renumber: how many more views come that change nothing but their number.
         outages: how often the link of one pair of neighbours drops everything for a while, and then comes back.
         barrier: replicas of a stage average; without, each goes on alone (and equality is not checked).
+        stall_timer: peers ask again when `protocol.stall.StallTimer` says so, and not simply every two seconds.
     """
 
     seed: int
@@ -86,6 +103,7 @@ class Scenario:
     renumber: int = 0
     outages: int = 0
     barrier: bool = True
+    stall_timer: bool = False
 
     @classmethod
     def drawn(cls, seed: int, most_replicas: int = 1, stop: bool = False, barrier: bool = True) -> Scenario:
@@ -115,6 +133,7 @@ class Scenario:
         flags += [f"--replicas {max(self.replicas)}"] if max(self.replicas) > 1 else []
         flags += ["--stop"] if self.stop else []
         flags += [] if self.barrier else ["--no-barrier"]
+        flags += ["--stall-timer"] if self.stall_timer else []
         return f"python tests/simulation/simulator.py {' '.join(flags)}"
 
 
@@ -191,10 +210,10 @@ class Peer:
     name: str
     machine: StageMachine
     model: ToyStage
+    stall: StallTimer | PlainTimer
     computing: Compute | None = None
     computed: Counter[tuple[int, str]] = field(default_factory=Counter)
     last_backward: tuple[int, int] = (0, -1)
-    stall: StallTimer = field(default_factory=lambda: StallTimer(STALL_SECONDS, 0.0))
     waits_for: str = ""
 
 
@@ -215,11 +234,13 @@ class Simulation:
         first = scenario.applied + 1
         self.views = [View(1, first, scenario.applied + scenario.steps, stages)]
         weights = first_weights(scenario.seed, len(stages))
+        timer = StallTimer if scenario.stall_timer else PlainTimer
         self.peers = {
             replica.peer: Peer(
                 replica.peer,
                 StageMachine(replica.peer, scenario.microbatches, scenario.window, scenario.applied),
                 ToyStage(weights[stage], stage == len(stages) - 1),
+                timer(STALL_SECONDS, 0.0),
             )
             for stage, replicas in enumerate(stages)
             for replica in replicas
@@ -487,9 +508,11 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, help="most replicas of a stage")
     parser.add_argument("--stop", action="store_true", help="change the view to an earlier last step")
     parser.add_argument("--no-barrier", action="store_true", help="replicas do not average")
+    parser.add_argument("--stall-timer", action="store_true", help="ask again when protocol.stall says so")
     parser.add_argument("--trace", action="store_true", help="print every event and effect")
     asked = parser.parse_args()
     scenario = Scenario.drawn(asked.seed, asked.replicas, asked.stop, not asked.no_barrier)
+    scenario = replace(scenario, stall_timer=asked.stall_timer)
     simulation = Simulation(scenario, asked.trace).run()
     sys.stdout.write(f"{scenario}\nends at {simulation.now:.2f} s: {dict(simulation.counts)}\n")
 

@@ -176,13 +176,37 @@ def test_reports_out_of_order_do_not_take_steps_back() -> None:
     assert membership.applied_everywhere == 5
 
 
+def test_a_member_that_restarted_has_lost_its_state_and_ends_a_running_run() -> None:
+    membership = Membership(2, 100)
+    feed(membership, *(JoinAsked(peer, (), session="1") for peer in ("ann", "ben")), Heard("ann", 4), Heard("ben", 4))
+    assert isinstance(feed(membership, JoinAsked("ben", (), session="1"))[-1], Issue), "only a repeated request"
+    (end,) = feed(membership, JoinAsked("ben", (), session="2"))
+    assert isinstance(end, End) and end.failed and end.step == 4 and "it restarted" in end.reason
+
+
+def test_a_member_that_restarts_while_gathering_comes_with_its_new_self() -> None:
+    membership = Membership(2, 100)
+    feed(membership, JoinAsked("ann", ("/old",), session="1"))
+    assert feed(membership, JoinAsked("ann", ("/new",), session="2")) == [Admit("ann")]
+    (*_, issue) = feed(membership, join("ben"))
+    assert isinstance(issue, Issue)
+    assert [replica.addresses for (replica,) in issue.view.stages] == [("/new",), ("/ben",)]
+
+
 # Stopping
+
+
+def test_one_absurd_report_does_not_stop_the_run_from_stopping() -> None:
+    membership = running(3, last_step=10_000)
+    feed(membership, Heard("p0", 10**9), Heard("p1", 5), Heard("p2", 5))
+    (issue,) = feed(membership, StopAsked(1.0))
+    assert isinstance(issue, Issue) and issue.view.last_step < 20
 
 
 @pytest.mark.parametrize("step_seconds", [0.0, 0.001, 0.3, 1.0, 60.0])
 def test_a_stop_leaves_time_for_the_view_to_reach_everybody(step_seconds: float) -> None:
     membership = running(2, last_step=10**6)
-    feed(membership, Heard("p0", 41), Heard("p1", 40))
+    feed(membership, Heard("p0", 41), Heard("p1", 41))
     first = membership.view
     (issue,) = feed(membership, StopAsked(step_seconds))
     assert isinstance(issue, Issue) and first is not None
@@ -281,12 +305,22 @@ def test_a_resumed_run_that_was_done_before_ends_without_a_step() -> None:
         ({"ann": {0: [5]}, "ben": {1: [5]}}, (5, ["ann", "ben"])),
         ({"ann": {1: [5]}, "ben": {0: [5]}}, (5, ["ben", "ann"])),
         ({"ann": {0: [5], 1: [5]}, "ben": {0: [5]}}, (5, ["ben", "ann"])),
+        ({"ann": {0: [5], 1: [5]}, "ben": {1: [5]}}, (5, ["ann", "ben"])),
         ({"ann": {0: [5, 9], 1: [9]}, "ben": {1: [5]}}, (5, ["ann", "ben"])),
         ({"ann": {0: [3, 5, 7]}, "ben": {1: [7, 5, 2]}}, (7, ["ann", "ben"])),
     ],
 )
 def test_stages_go_to_peers_that_hold_them(held: dict[str, dict[int, list[int]]], expected: tuple[int, list]) -> None:  # type: ignore[type-arg]
     assert assign_stages(held, 2) == expected
+
+
+def test_a_stage_gives_way_where_that_serves_all() -> None:
+    held = {"a": {0: [5], 1: [5], 2: [5]}, "b": {0: [5]}, "c": {1: [5], 2: [5]}}
+    found = assign_stages(held, 3)
+    assert not isinstance(found, str)
+    step, order = found
+    assert step == 5 and sorted(order) == ["a", "b", "c"]
+    assert all(step in held[peer].get(stage, ()) for stage, peer in enumerate(order))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,14 @@ def test_whatever_is_not_the_coordinators_is_refused_with_the_reason(record: byt
         open_record(record, VIEW, KEY.public)
 
 
+def test_a_record_is_refused_at_every_depth_of_nesting() -> None:
+    """Python's parser and printer give up at different depths; neither may be a stranger's way to crash a peer."""
+    for depth in range(800, 1010):
+        body = "[" * depth + "]" * depth
+        record = f'{{"kind":"view","body":{body},"key":"{KEY.public}","signature":"00"}}'.encode()
+        assert not is_coordinators(record_key("run-1", VIEW), record, KEY.public)
+
+
 def test_every_changed_bit_of_a_record_is_noticed() -> None:
     record = KEY.sign(VIEW, {"number": 3})
     for place in range(len(record)):

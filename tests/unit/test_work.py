@@ -6,6 +6,7 @@ import pytest
 
 from protocol.frame import Kind
 from protocol.outbox import Outbox
+from protocol.route import route
 from protocol.stage_machine import (
     Arrived,
     Compute,
@@ -339,7 +340,36 @@ def test_a_machine_that_resumes_starts_after_what_it_has_applied() -> None:
     assert effects == [Compute(42, Action.parse("F0"))]
 
 
-def test_held_frames_are_bounded_and_a_refusal_says_so() -> None:
+def test_held_frames_are_bounded_for_each_sender_and_a_refusal_says_so() -> None:
     middle = machine(1, microbatches=2)
-    answers = [middle.handle(forward(m % 2, number=5)) for m in range(20)]
-    assert [bool(answer) for answer in answers] == [False] * 8 + [True] * 12
+    answers = [middle.handle(forward(0, number=number)) for number in range(2, 8)]
+    assert [short(answer) for answer in answers] == [[]] * 4 + [["REFUSE"]] * 2
+    assert "no room" in answers[-1][0].reason  # type: ignore[union-attr]
+    assert middle.handle(gradient(0, number=2)) == [], "the other neighbour has room of its own"
+
+
+def test_held_frames_of_all_senders_are_bounded_before_the_first_view_too() -> None:
+    early = StageMachine("p1", 2, 4)
+    answers = [early.handle(forward(m, peer=f"stranger{n}")) for n in range(20) for m in range(2)]
+    assert [short(answer) for answer in answers] == [[]] * 16 + [["REFUSE"]] * 24
+
+
+def test_a_repeat_takes_no_room_and_a_stranger_gets_none() -> None:
+    middle = machine(1, microbatches=1)
+    for _ in range(20):
+        assert short(middle.handle(forward(0, number=9, peer="stranger"))) == ["REFUSE"]
+    middle.handle(forward(0))
+    assert middle.handle(forward(0, step=2)) == middle.handle(forward(0, step=2)) == []
+    assert middle.handle(forward(0, number=2)) == []
+
+
+def test_a_microbatch_that_a_new_view_moves_here_is_taken() -> None:
+    pair = (Replica("p1"), Replica("q1"))
+    before = View(1, 1, 9, ((Replica("p0"),), pair, (Replica("p2"),)))
+    after = View(2, 1, 9, ((Replica("p0"),), pair[:1], (Replica("p2"),)))
+    moved = [m for m in range(8) if route(before, 1, m)[1] == "q1"]
+    middle = StageMachine("p1", 8, 8)
+    middle.handle(ViewChanged(before))
+    assert short(middle.handle(forward(moved[0]))) == ["REFUSE"]
+    middle.handle(ViewChanged(after))
+    assert short(middle.handle(forward(moved[0], number=2))) == [f"F{moved[0]}"]
