@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from protocol.stall import CEILING_SECONDS, StallTimer
 
 
@@ -14,7 +16,7 @@ def times_asked(timer: StallTimer, start: float, seconds: float) -> list[float]:
 def test_asks_after_its_patience_and_then_ever_later_up_to_a_bound() -> None:
     asked = times_asked(StallTimer(2.0, now=100.0), 100.0, 60.0)
     assert asked[0] == 102.0
-    gaps = [later - earlier for earlier, later in zip(asked, asked[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert gaps == sorted(gaps)
     assert max(gaps) <= 8.2
 
