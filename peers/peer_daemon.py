@@ -10,13 +10,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.data.token_store import TokenStore
+from peers.peer_options import PeerOptions
 from peers.stage_worker import StageWorker, WorkerParts
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, Transport, TransportEvent
@@ -67,15 +66,6 @@ async def fetch_manifest(transport: Transport, invite: Invite) -> Manifest:
     if manifest.run_id != invite.run_id:
         raise UserError(f"expected run {invite.run_id}, the manifest is of run {manifest.run_id}: ask for a new invite")
     return manifest
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """What is this machine's own affair."""
-
-    folder: Path
-    device: str = "cpu"
-    gradients: Path | None = None
 
 
 class PeerDaemon:

@@ -50,9 +50,12 @@ class Invite:
         try:
             padded = parts[1] + "=" * (-len(parts[1]) % 4)
             run_id, key, addresses = json.loads(base64.urlsafe_b64decode(padded))
-            return cls(str(run_id), str(key), tuple(map(str, addresses)))
+            invite = cls(str(run_id), str(key), tuple(map(str, addresses)))
         except (ValueError, TypeError) as error:
             raise UserError("the invite cannot be read by this release of isthmus: ask for a new one") from error
+        if not invite.addresses:
+            raise UserError("the invite names no address: ask for a new one")
+        return invite
 
 
 def _checksum(body: str) -> str:

@@ -55,7 +55,8 @@ def launch(
     """Run a coordinator and its peers on this machine, each its own process, over the real transport."""
     from peers.cli import launch as command
 
-    raise typer.Exit(command.launch(run, peers, steps, dir, resume, verify, device, print_config))
+    options = command.LaunchOptions(peers, steps, dir, resume, verify, device, print_config)
+    raise typer.Exit(command.launch(run, options))
 
 
 @coordinator_app.command("start")
@@ -74,7 +75,8 @@ def coordinator_start(
     """Open a run, print its invite, wait for peers, and show the training."""
     from peers.cli import coordinator as command
 
-    raise typer.Exit(command.start(run, steps, dir, resume, host, port, announce, print_config, verbose, with_parent))
+    options = command.StartOptions(steps, dir, resume, host, port, announce, print_config, verbose, with_parent)
+    raise typer.Exit(command.start(run, options))
 
 
 @peer_app.command("join")
@@ -99,11 +101,10 @@ def peer_join(
     """Join a run, get a stage, and train until the run ends or Ctrl-C."""
     from peers.cli import peer as command
 
-    raise typer.Exit(
-        command.join(
-            invite, dir, data, device, threads, host, port, announce, no_listen, keep_gradients, verbose, with_parent
-        )
+    options = command.JoinOptions(
+        dir, data, device, threads, host, port, announce, no_listen, keep_gradients, verbose, with_parent
     )
+    raise typer.Exit(command.join(invite, options))
 
 
 @app.command()

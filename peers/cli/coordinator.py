@@ -51,31 +51,33 @@ def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tup
     return config, RunFolder(directory or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def start(
-    run: Path | None,
-    steps: int | None,
-    directory: Path | None,
-    resume: Path | None,
-    host: str,
-    port: int,
-    announce: str | None,
-    print_config: bool,
-    verbose: bool,
-    with_parent: int | None,
-) -> int:
-    """See `peers.cli.app.coordinator_start`; the exit code."""
-    config, folder = choose(run, directory, resume)
-    if print_config:
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """The options of `isthmus coordinator start`, as `peers.cli.app` explains them."""
+
+    steps: int | None
+    directory: Path | None
+    resume: Path | None
+    host: str
+    port: int
+    announce: str | None
+    print_config: bool
+    verbose: bool
+    with_parent: int | None
+
+
+def start(run: Path | None, options: StartOptions) -> int:
+    """Open or resume a run and see it to its end; the exit code."""
+    config, folder = choose(run, options.directory, options.resume)
+    if options.print_config:
         console.file.write(format_config(config or folder.open()[0].config))
         return 0
-    set_up_logging(verbose)
-    if resume is not None:
-        folder.open()
-    else:
+    set_up_logging(options.verbose)
+    if options.resume is None:
         folder.refuse_existing()
-    opened = _open(config, folder, steps, resumed=resume is not None)
+    opened = _open(config, folder, options.steps, resumed=options.resume is not None)
     with FolderLock(folder.root) as lock:
-        return asyncio.run(_coordinate(opened, lock, listen_address(host, port), announce, with_parent))
+        return asyncio.run(_coordinate(opened, lock, options))
 
 
 def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resumed: bool) -> Opened:
@@ -94,9 +96,7 @@ def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resume
     return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
 
 
-async def _coordinate(
-    opened: Opened, lock: FolderLock, listen: str, announce: str | None, with_parent: int | None
-) -> int:
+async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -> int:
     from peers.coordinator_daemon import CoordinatorDaemon
     from peers.hivemind_transport import HivemindTransport
 
@@ -104,8 +104,8 @@ async def _coordinate(
     screen = Screen(console, manifest.config, manifest.unigram_loss)
     transport = await HivemindTransport.create(
         identity=opened.folder.identity,
-        listen=[listen],
-        announce=[announce] if announce else None,
+        listen=[listen_address(options.host, options.port)],
+        announce=[options.announce] if options.announce else None,
         record_guard=lambda key, record: is_coordinators(key, record, manifest.coordinator_key),
     )
     try:
@@ -126,7 +126,7 @@ async def _coordinate(
         await daemon.publish_manifest()
         addresses = tuple(await transport.addresses())
         _print_invite(opened.folder, Invite(manifest.run_id, manifest.coordinator_key, addresses))
-        watch = asyncio.create_task(watch_parent(with_parent, stop))
+        watch = asyncio.create_task(watch_parent(options.with_parent, stop))
         end = await daemon.run()
         watch.cancel()
     except asyncio.CancelledError:

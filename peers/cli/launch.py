@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import Progress
@@ -19,37 +20,38 @@ from protocol.config import RunConfig
 from protocol.errors import UserError
 
 
-def launch(
-    run: Path | None,
-    peers: int | None,
-    steps: int | None,
-    directory: Path | None,
-    resume: Path | None,
-    verify: bool,
-    device: str,
-    print_config: bool,
-) -> int:
-    """See `peers.cli.app.launch`; the exit code."""
-    config, folder = choose(run, directory, resume)
-    effective = config if resume is None else folder.open()[0].config
-    assert effective is not None
-    if print_config:
-        console.file.write(format_config(effective))
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """The options of `isthmus launch`, as `peers.cli.app` explains them."""
+
+    peers: int | None
+    steps: int | None
+    directory: Path | None
+    resume: Path | None
+    verify: bool
+    device: str
+    print_config: bool
+
+
+def launch(run: Path | None, options: LaunchOptions) -> int:
+    """Run coordinator and peers on this machine; the exit code."""
+    given, folder = choose(run, options.directory, options.resume)
+    resumed = options.resume is not None
+    config = folder.open()[0].config if resumed or given is None else given
+    if options.print_config:
+        console.file.write(format_config(config))
         return 0
-    peers = effective.pipeline.stages if peers is None else peers
-    _check(effective, peers, verify, resume is not None)
-    if resume is None:
+    peers = config.pipeline.stages if options.peers is None else options.peers
+    _check(config, peers, options.verify, resumed)
+    if not resumed:
         folder.refuse_existing()
     gradients = folder.root / "gradients"
-    swarm = Swarm(folder, say)
-    code = swarm.run(
-        _coordinator_arguments(run, folder, steps, resume is not None),
+    code = Swarm(folder, say).run(
+        _coordinator_arguments(run, folder, options.steps, resumed),
         peers,
-        _peer_arguments(peers, device, gradients if verify else None),
+        _peer_arguments(peers, options.device, gradients if options.verify else None),
     )
-    if code == 0 and verify:
-        return _verify(folder, gradients)
-    return code
+    return _verify(folder, gradients) if code == 0 and options.verify else code
 
 
 def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:

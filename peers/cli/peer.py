@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +19,37 @@ from peers.cli.common import (
     watch_parent,
 )
 from peers.leftovers import FolderLock
+from peers.peer_options import PeerOptions
 from protocol.errors import IsthmusError, UserError
 from protocol.invite import Invite
 from protocol.records import is_coordinators
 
 
-def join(
-    text: str,
-    directory: Path | None,
-    data: Path | None,
-    device: str,
-    threads: int | None,
-    host: str | None,
-    port: int,
-    announce: str | None,
-    no_listen: bool,
-    keep_gradients: Path | None,
-    verbose: bool,
-    with_parent: int | None,
-) -> int:
-    """See `peers.cli.app.peer_join`; the exit code."""
-    set_up_logging(verbose)
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """The options of `isthmus peer join`, as `peers.cli.app` explains them."""
+
+    directory: Path | None
+    data: Path | None
+    device: str
+    threads: int | None
+    host: str | None
+    port: int
+    announce: str | None
+    no_listen: bool
+    keep_gradients: Path | None
+    verbose: bool
+    with_parent: int | None
+
+
+def join(text: str, options: JoinOptions) -> int:
+    """Join the run that the invite `text` names; the exit code."""
+    set_up_logging(options.verbose)
     invite = Invite.parse(text)
-    if not invite.addresses:
-        raise UserError("the invite names no address: ask for a new one")
-    limit_threads(threads)
-    device = choose_device(device)
-    local = all("/ip4/127." in address for address in invite.addresses)
-    listen = listen_address(host or ("127.0.0.1" if local else "0.0.0.0"), port)
-    with held_folder(directory, Path("runs") / invite.run_id) as lock:
-        return asyncio.run(
-            _serve(invite, lock.folder, lock, data, device, listen, announce, no_listen, keep_gradients, with_parent)
-        )
+    limit_threads(options.threads)
+    device = choose_device(options.device)
+    with held_folder(options.directory, Path("runs") / invite.run_id) as lock:
+        return asyncio.run(_serve(invite, lock, PeerOptions(lock.folder, device, options.keep_gradients), options))
 
 
 def choose_device(device: str) -> str:
@@ -70,36 +70,26 @@ def choose_device(device: str) -> str:
     return device
 
 
-async def _serve(
-    invite: Invite,
-    folder: Path,
-    lock: FolderLock,
-    data: Path | None,
-    device: str,
-    listen: str,
-    announce: str | None,
-    no_listen: bool,
-    keep_gradients: Path | None,
-    with_parent: int | None,
-) -> int:
+async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: JoinOptions) -> int:
     from peers.hivemind_transport import HivemindTransport
     from peers.opening import load_tokens
-    from peers.peer_daemon import PeerDaemon, PeerOptions, fetch_manifest
+    from peers.peer_daemon import PeerDaemon, fetch_manifest
 
+    local = all("/ip4/127." in address for address in invite.addresses)
     transport = await HivemindTransport.create(
-        identity=folder / "peer.id",
-        listen=[listen],
-        announce=[announce] if announce else None,
+        identity=own.folder / "peer.id",
+        listen=[listen_address(options.host or ("127.0.0.1" if local else "0.0.0.0"), options.port)],
+        announce=[options.announce] if options.announce else None,
         initial_peers=invite.addresses,
-        no_listen=no_listen,
+        no_listen=options.no_listen,
         record_guard=lambda key, record: is_coordinators(key, record, invite.coordinator_key),
     )
     try:
         lock.record(transport.daemon_pid, transport.sockets())
         manifest = await fetch_manifest(transport, invite)
-        say(f"run {manifest.run_id} found; folder {folder}, device {device}")
-        tokens = await asyncio.to_thread(load_tokens, manifest.config, data, say)
-        daemon = PeerDaemon(transport, invite, manifest, tokens, PeerOptions(folder, device, keep_gradients), say)
+        say(f"run {manifest.run_id} found; folder {own.folder}, device {own.device}")
+        tokens = await asyncio.to_thread(load_tokens, manifest.config, options.data, say)
+        daemon = PeerDaemon(transport, invite, manifest, tokens, own, say)
         interrupted = asyncio.Event()
 
         def leave() -> None:
@@ -109,7 +99,7 @@ async def _serve(
             daemon.leave()
 
         on_interrupt(leave)
-        watch = asyncio.create_task(watch_parent(with_parent, leave))
+        watch = asyncio.create_task(watch_parent(options.with_parent, leave))
         return await _until_end(daemon.run(), interrupted, watch)
     finally:
         await transport.close()

@@ -16,7 +16,8 @@ from peers import coordinator_daemon, peer_daemon, stage_worker
 from peers.coordinator_daemon import CoordinatorDaemon
 from peers.memory_transport import MemoryNetwork
 from peers.opening import new_run
-from peers.peer_daemon import PeerDaemon, PeerOptions, fetch_manifest
+from peers.peer_daemon import PeerDaemon, fetch_manifest
+from peers.peer_options import PeerOptions
 from peers.run_folder import RunFolder
 from peers.verify import verify
 from protocol.errors import RunFailed, UserError

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.assignment import assign_stages
 from protocol.membership import (
     LINK_GRACE_SECONDS,
     SILENCE_SECONDS,
@@ -24,7 +25,6 @@ from protocol.membership import (
     StopAsked,
     Tick,
     TurnAway,
-    assign_stages,
     short_peer,
 )
 from protocol.view import Replica, View
