@@ -7,24 +7,42 @@ So a port is probed before it is given to p2pd.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 
 from protocol.errors import UserError
 
 EXAMPLE = "/ip4/203.0.113.5/tcp/31330"
-_UNSPECIFIED = {"0.0.0.0", "::"}
+_LONGEST_NAME = 253
+# A label neither begins nor ends with a hyphen; two of them in the third and fourth place are kept for "xn--".
+_LABEL = r"(?:(?=xn--)|(?!..--))[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.ASCII)
+_PORT = re.compile(r"[0-9]{1,5}")
+_OVER_IT = {"quic", "quic-v1", "ws", "wss"}  # what libp2p may speak over TCP or UDP
 
 
 def parts(address: str) -> dict[str, str]:
     """`/ip4/1.2.3.4/tcp/5` as {"ip4": "1.2.3.4", "tcp": "5"}; {} if it is not an address with a host and a port."""
     words = address.split("/")
-    if words[0] or len(words) < 5 or words[1] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
+    if words[0] or len(words) < 5 or not _is_host(words[1], words[2]) or words[3] not in ("tcp", "udp"):
         return {}
-    if words[3] not in ("tcp", "udp") or not words[4].isdecimal() or int(words[4]) > 65535:
+    if not _PORT.fullmatch(words[4]) or int(words[4]) > 65535:
         return {}
-    known = {words[1]: words[2], words[3]: words[4]}
-    return known | ({"p2p": words[-1]} if words[-2] == "p2p" else {})
+    known, rest = {words[1]: words[2], words[3]: words[4]}, words[5:]
+    if rest[-2:-1] == ["p2p"]:
+        known["p2p"] = rest[-1]
+        rest = rest[:-2]
+    return known if _OVER_IT.issuperset(rest) else {}
+
+
+def _is_host(kind: str, host: str) -> bool:
+    if kind in ("dns", "dns4", "dns6"):
+        return len(host) <= _LONGEST_NAME and _NAME.fullmatch(host) is not None
+    try:
+        return kind in ("ip4", "ip6") and "%" not in host and ipaddress.ip_address(host).version == int(kind[2])
+    except ValueError:
+        return False
 
 
 def bare(address: str) -> str:
@@ -45,7 +63,7 @@ def peer_of(address: str) -> str:
 
 
 def usable(addresses: Sequence[str]) -> list[str]:
-    """Those of `addresses` that another machine could dial: never port 0, never 0.0.0.0."""
+    """Those of `addresses` that are well formed and that another machine could dial: never port 0, never 0.0.0.0."""
     return [address for address in addresses if _dialable(parts(address))]
 
 
@@ -61,8 +79,9 @@ def _is_loopback(known: dict[str, str]) -> bool:
 
 
 def _dialable(known: dict[str, str]) -> bool:
+    host = known.get("ip4") or known.get("ip6")
     port = known.get("tcp") or known.get("udp") or "0"
-    return int(port) != 0 and not _UNSPECIFIED & set(known.values())
+    return int(port) != 0 and not (host is not None and ipaddress.ip_address(host).is_unspecified)
 
 
 def check_announced(addresses: Sequence[str] | None) -> None:

@@ -43,7 +43,10 @@ class Checkpoints:
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         labels = {"run": self.run_id, "stage": str(stage), "step": str(step)}
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
+        try:
+            write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
+        except SafetensorError as error:  # how it says that the disk is full
+            raise OSError(str(error)) from error
         self._prune(stage, step)
         return path
 

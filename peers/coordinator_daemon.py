@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from peers.files import write_json
+from peers.background import Background, next_event
 from peers.run_folder import RunFolder
-from peers.step_reports import StepReport, StepTable, WireTotals, summarise
-from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, Transport, TransportEvent
-from protocol.errors import BadFrame
+from peers.run_record import RunRecord
+from peers.step_reports import StepReport, WireTotals
+from peers.transport import (
+    FrameReceived,
+    FrameRefused,
+    LinkLost,
+    LinkRestored,
+    Transport,
+    TransportEvent,
+    TransportLost,
+)
+from protocol.errors import BadFrame, NetworkError
 from protocol.frame import Frame, Kind, control, parse_control
+from protocol.join_request import parse_join
 from protocol.manifest import Manifest
 from protocol.membership import (
     Admit,
@@ -23,7 +32,6 @@ from protocol.membership import (
     Event,
     Heard,
     Issue,
-    JoinAsked,
     Left,
     LinkBroken,
     Membership,
@@ -32,7 +40,7 @@ from protocol.membership import (
     TurnAway,
     short_peer,
 )
-from protocol.records import MANIFEST, PROGRESS, VIEW, record_key
+from protocol.records import MANIFEST, PROGRESS, VIEW, record_key, sign_record
 from protocol.signing import SigningKey
 from protocol.view import View
 
@@ -76,45 +84,52 @@ class CoordinatorDaemon:
     ) -> None:
         self._transport, self._manifest, self._key = transport, manifest, key
         self._folder, self._observer, self._clock = folder, observer, clock
-        stages = manifest.config.pipeline.stages
-        self._membership = Membership(stages, last_step, folder.next_view(), resume)
-        self._table = StepTable(manifest.config)
-        self._last_row: dict[str, Any] | None = None
-        self._first_step, self._began = 1, False
+        self._stages = manifest.config.pipeline.stages
+        self._membership = Membership(self._stages, last_step, folder.next_view(), resume)
+        self._record = RunRecord(folder, manifest)
+        self._background = Background()
+        self._ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._published = float("-inf")
-        self._wire: dict[str, WireTotals] = {}
         self._parted: set[str] = set()
-        self._end: End | None = None
-        self._metrics: Any = None
 
     async def publish_manifest(self) -> None:
         """Put the signed manifest into the DHT, where invited peers look for it."""
-        await self._store(MANIFEST, self._key.sign(MANIFEST, self._manifest.to_json()))
+        await self._store(MANIFEST, self._manifest.to_json())
 
     async def run(self) -> End:
-        """Serve until the run ends; leaves metrics and report in the folder."""
-        background = [asyncio.create_task(self._tick()), asyncio.create_task(self._publish_often())]
-        self._observer.waiting(0, self._manifest.config.pipeline.stages)
+        """Serve until the run ends; leaves metrics and report in the folder.
+
+        Raises:
+            NetworkError: this machine's network daemon ended.
+        """
+        self._background.spawn(self._tick())
+        self._background.spawn(self._publish_often())
+        self._show_waiting()
         try:
-            while self._end is None:
-                await self._on_event(await self._transport.receive())
+            while not self._ended.done():
+                await self._next(None)
             await self._await_goodbyes()
         finally:
-            for task in background:
-                task.cancel()
-            if self._metrics is not None:
-                self._metrics.close()
-            self._write_report()
-        return self._end
+            await self._background.close()
+            end = self._ended.result() if self._ended.done() else None
+            self._record.report(end, self._membership, WireTotals.of(self._transport.counters))
+        return self._ended.result()
 
     def stop(self, reason: str = "stopped as asked", failed: bool = False) -> None:
         """Wind the run down: all stages stop after the same step, a few steps from now."""
-        seconds = self._last_row["seconds"] if self._last_row else 1.0
-        self._decide(StopAsked(seconds, reason, failed))
+        row = self._record.last_row
+        self._decide(StopAsked(row["seconds"] if row else 1.0, reason, failed))
 
     # Events
 
-    async def _on_event(self, event: TransportEvent) -> None:
+    async def _next(self, seconds: float | None) -> None:
+        event = await next_event(self._transport, seconds, self._background.failure, self._ended)
+        if self._background.failure.done():
+            raise self._background.failure.result()
+        if event is not None:
+            self._on_event(event)
+
+    def _on_event(self, event: TransportEvent) -> None:
         match event:
             case FrameReceived(peer, frame) if frame.header.kind is Kind.CONTROL:
                 self._on_control(peer, frame)
@@ -127,50 +142,53 @@ class CoordinatorDaemon:
                 self._decide(LinkBroken(peer))
             case LinkRestored(peer):
                 self._decide(Heard(peer))
+            case TransportLost(reason):
+                raise NetworkError(f"{reason}; the checkpoints are kept, resume the run from them")
 
     def _on_control(self, peer: str, frame: Frame) -> None:
         try:
             message = parse_control(frame.payload)
-            match message["type"]:
-                case "join":
-                    self._on_join(peer, message)
-                case "reports":
-                    self._on_reports(peer, message)
-                case "leave":
-                    self._on_leave(peer)
-                case "failed":
-                    self._decide(Left(peer, str(message.get("reason"))[:500]))
-                case "goodbye":
-                    self._parted.add(peer)
-                    self._wire[peer] = WireTotals.from_json(message["wire"])
-                    self._decide(Left(peer, "its daemon ended"))
+            if message["type"] == "join":
+                self._decide(parse_join(peer, message, self._stages))
+                self._show_waiting()
+            elif peer not in self._membership.members:
+                self._tell_stranger(peer, {"type": "unknown"})
+            else:
+                self._on_member(peer, message)
         except (BadFrame, KeyError, TypeError, ValueError) as error:
             logger.warning("ignored a message from %s: %s", short_peer(peer), error)
 
-    def _on_join(self, peer: str, message: dict[str, Any]) -> None:
-        held = {int(stage): tuple(map(int, steps)) for stage, steps in dict(message["checkpoints"]).items()}
-        self._decide(JoinAsked(peer, tuple(map(str, message["addresses"])), held, str(message["session"])))
-        members = len(self._membership.members)
-        if self._membership.view is None:
-            self._observer.waiting(members, self._manifest.config.pipeline.stages)
+    def _on_member(self, peer: str, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "reports":
+                self._on_reports(peer, message)
+            case "leave":
+                self._on_leave(peer)
+            case "failed":
+                self._decide(Left(peer, str(message.get("reason"))[:500]))
+            case "goodbye":
+                self._parted.add(peer)
+                self._record.add(peer, WireTotals.from_json(message["wire"]), ())
+                self._decide(Left(peer, "its daemon ended"))
+                self._show_waiting()
 
     def _on_leave(self, peer: str) -> None:
         if self._membership.view is None:
             self._decide(Left(peer, "its owner stopped it"))
-            self._tell(peer, _end_message(End(0, False, "left before the run began")))
-            self._observer.waiting(len(self._membership.members), self._manifest.config.pipeline.stages)
-        elif peer in self._membership.members:
+            self._tell_stranger(peer, _end_message(End(0, False, "left before the run began")))
+            self._show_waiting()
+        else:
             self._decide(Heard(peer))
             self.stop(f"peer {short_peer(peer)} was stopped by its owner", failed=True)
 
     def _on_reports(self, peer: str, message: dict[str, Any]) -> None:
-        if peer not in self._membership.members:
-            return
-        self._wire[peer] = WireTotals.from_json(message["wire"])
+        view = self._membership.view
+        stage = None if view is None else view.stage_of(peer)
         reports = [StepReport.from_json(value) for value in message["reports"]]
-        for report in reports:
-            for row in self._table.add(report):
-                self._on_row(row)
+        if any(report.stage != stage for report in reports):
+            raise BadFrame(f"expected reports of stage {stage} from its peer")
+        for row in self._record.add(peer, WireTotals.from_json(message["wire"]), reports):
+            self._observer.row(row)
         newest = max((report.step for report in reports), default=None)
         self._decide(Heard(peer, newest))
         self._answer(peer, newest or 0, int(message["view"]))
@@ -180,16 +198,8 @@ class CoordinatorDaemon:
         self._tell(peer, {"type": "seen", "step": newest})
         if self._membership.view is not None and view < self._membership.view.number:
             self._tell(peer, self._view_message(self._membership.view))
-        if self._end is not None:
-            self._tell(peer, _end_message(self._end))
-
-    def _on_row(self, row: dict[str, Any]) -> None:
-        if self._metrics is None:
-            self._metrics = self._folder.metrics.open("a")
-        self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
-        self._last_row = row
-        self._observer.row(row)
+        if self._ended.done():
+            self._tell(peer, _end_message(self._ended.result()))
 
     # Decisions
 
@@ -203,20 +213,18 @@ class CoordinatorDaemon:
                 self._tell(peer, {"type": "admitted"})
             case TurnAway(peer, reason):
                 self._observer.note(f"turned peer {short_peer(peer)} away: {reason}")
-                self._tell(peer, {"type": "turned_away", "reason": reason})
+                self._tell_stranger(peer, {"type": "turned_away", "reason": reason})
             case Issue(view):
                 self._issue(view)
             case End():
-                self._end = effect
                 for peer in self._membership.members:
                     self._tell(peer, _end_message(effect))
+                self._ended.set_result(effect)
 
     def _issue(self, view: View) -> None:
         self._folder.remember_view(view.number)
-        if not self._began:
-            self._began = True
-            self._first_step = self._table.next_step = view.first_step
-            self._folder.forget_rows_after(view.first_step - 1)
+        if not self._record.began:
+            self._record.begin(view.first_step)
             self._observer.began(view.first_step, view.last_step)
         for peer in self._membership.members:
             self._tell(peer, self._view_message(view))
@@ -228,12 +236,21 @@ class CoordinatorDaemon:
     def _tell(self, peer: str, message: dict[str, Any]) -> None:
         self._transport.send(peer, control(message))
 
+    def _tell_stranger(self, peer: str, message: dict[str, Any]) -> None:
+        self._tell(peer, message)
+        self._transport.forget(peer)
+
+    def _show_waiting(self) -> None:
+        if self._membership.view is None:
+            self._observer.waiting(len(self._membership.members), self._stages)
+
     # The clock
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._decide(Tick())
+            self._show_waiting()
 
     async def _publish_often(self) -> None:
         while True:
@@ -241,11 +258,12 @@ class CoordinatorDaemon:
                 self._published = self._clock()
                 await self.publish_manifest()
                 if self._membership.view is not None:
-                    await self._store(VIEW, self._key.sign(VIEW, self._membership.view.to_json()))
-            await self._store(PROGRESS, self._key.sign(PROGRESS, self._progress()))
+                    await self._store(VIEW, self._membership.view.to_json())
+            await self._store(PROGRESS, self._progress())
             await asyncio.sleep(PUBLISH_SECONDS)
 
-    async def _store(self, kind: str, record: bytes) -> None:
+    async def _store(self, kind: str, body: dict[str, Any]) -> None:
+        record = sign_record(self._key, kind, body, time.time() + RECORD_SECONDS)
         await self._transport.store(record_key(self._manifest.run_id, kind), record, RECORD_SECONDS)
 
     def _progress(self) -> dict[str, Any]:
@@ -257,40 +275,18 @@ class CoordinatorDaemon:
         return {
             "phase": self._membership.phase.name.lower(),
             "last_step": view.last_step if view else self._manifest.config.train.steps,
-            "row": self._last_row,
+            "row": self._record.last_row,
             "peers": members,
             "time": time.time(),
         }
 
-    # The end
-
     async def _await_goodbyes(self) -> None:
         deadline = self._clock() + GOODBYE_SECONDS
-        while self._parted < set(self._membership.members) and self._clock() < deadline:
-            try:
-                event = await asyncio.wait_for(self._transport.receive(), deadline - self._clock())
-            except TimeoutError:
+        while not set(self._membership.members) <= self._parted and self._clock() < deadline:
+            event = await next_event(self._transport, deadline - self._clock(), self._background.failure)
+            if event is None:
                 return
-            await self._on_event(event)
-
-    def _write_report(self) -> None:
-        rows = list(self._folder.rows())
-        tokens = self._manifest.config.tokens_per_step * sum(row["step"] >= self._first_step for row in rows)
-        report = summarise(self._manifest.config, rows, list(self._wire.values()), tokens)
-        report["unigram_loss"] = self._manifest.unigram_loss
-        report["run_id"] = self._manifest.run_id
-        report["ended"] = None if self._end is None else {"failed": self._end.failed, "reason": self._end.reason}
-        view = self._membership.view
-        report["peers"] = [
-            {
-                "peer": peer,
-                "stage": view.stage_of(peer) if view else None,
-                "steps": member.step,
-                "sent_bytes": sum(self._wire.get(peer, WireTotals()).as_tuple()),
-            }
-            for peer, member in self._membership.members.items()
-        ]
-        write_json(self._folder.report, report)
+            self._on_event(event)
 
 
 def _end_message(end: End) -> dict[str, Any]:

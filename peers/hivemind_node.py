@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,8 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import MAX_DHT_TIME_DISCREPANCY_SECONDS, get_dht_time
 
-from peers.addresses import bare, peer_of
+from peers.addresses import bare, check_announced, check_listen, peer_of, usable
+from peers.transport import RecordGuard
 from protocol.errors import NetworkError, UserError
 from protocol.frame import MAX_CONTROL_BYTES
 
@@ -45,8 +46,10 @@ _OWN_SESSION = (sys.executable, "-ISc", "import os, sys; os.setsid(); os.execv(s
 _TWIN_TRIES = 4
 _TWIN_WAIT_SECONDS = 0.2
 
-RecordGuard = Callable[[str, bytes], bool]
+_LONGEST_PEER_ID = 128
+
 T = TypeVar("T")
+Met = Sequence[tuple[PeerID, str]]  # peers that are in the run already, each with its whole address
 
 
 def quieten() -> None:
@@ -61,9 +64,25 @@ def checked_id(address: str) -> str:
     """The peer id at the end of an initial peer's address; UserError if there is none, or it is not one."""
     peer = peer_of(address)
     try:
-        return str(PeerID.from_base58(peer).to_base58())
+        return str(parsed_id(peer).to_base58())
     except ValueError as error:
         raise UserError(f"expected a peer id after /p2p/, got {peer!r} in {address}") from error
+
+
+def parsed_id(peer: str) -> PeerID:
+    """The peer id that `peer` spells; ValueError if it spells none."""
+    if not 0 < len(peer) <= _LONGEST_PEER_ID:
+        raise ValueError(f"expected a peer id of 1 to {_LONGEST_PEER_ID} characters, got {len(peer)}")
+    return PeerID.from_base58(peer)
+
+
+def dialable(addresses: Sequence[str]) -> list[Multiaddr]:
+    """Those of `addresses` that p2pd can try. A stranger named them: a malformed one does not spoil the others."""
+    parsed = []
+    for address in usable([bare(a) for a in addresses]):
+        with suppress(ValueError):  # a name that is no name by the rules of IDNA
+            parsed.append(Multiaddr(address))
+    return parsed
 
 
 def prepare_identity(path: Path) -> PeerID:
@@ -81,6 +100,26 @@ def prepare_identity(path: Path) -> PeerID:
         return PeerID.from_identity(path.read_bytes())
     except Exception as error:
         raise UserError(f"expected an identity file at {path}, cannot use it: {one_line(error)}") from error
+
+
+async def start_own_p2pd(
+    identity: Path, met: Met, listen: Sequence[str], announce: Sequence[str] | None, no_listen: bool
+) -> P2P:
+    """The p2pd of this peer, after what its user may have got wrong was checked; see `HivemindTransport.create`."""
+    check_announced(announce)
+    if not no_listen:
+        check_listen(listen)
+    known_identity = identity.exists()
+    own = prepare_identity(identity)
+    if known_identity and met:
+        await refuse_duplicate(own, met)
+    return await start_p2pd(
+        identity_path=str(identity),
+        host_maddrs=list(listen),
+        announce_maddrs=list(announce) if announce else None,
+        no_listen=no_listen,
+        dht_mode="client" if no_listen else "server",
+    )
 
 
 async def start_p2pd(**options: Any) -> P2P:
@@ -103,9 +142,16 @@ async def start_p2pd(**options: Any) -> P2P:
     except BaseException as error:
         for half_made in made:
             await end_p2pd(half_made)
-        if isinstance(error, NO_ANSWER):
+        if isinstance(error, (*NO_ANSWER, ValueError)):
             raise NetworkError(f"the network daemon p2pd did not start: {one_line(error)}") from error
         raise
+
+
+async def end_of(p2p: P2P) -> str:
+    """Wait for p2pd to end. Returns how it did."""
+    status = await p2p._child.wait()
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"the network daemon p2pd {how}"
 
 
 async def end_p2pd(p2p: P2P) -> None:
@@ -129,7 +175,7 @@ def sockets_of(p2p: P2P) -> list[str]:
     return [str(address).removeprefix("/unix") for address in addresses if address is not None]
 
 
-async def refuse_duplicate(own: PeerID, met: Sequence[tuple[PeerID, str]]) -> None:
+async def refuse_duplicate(own: PeerID, met: Met) -> None:
     """Raise UserError if a peer with our identity can be reached. Two of them would steal each other's connections.
 
     Asked through a nameless p2pd: ours could not tell its namesake from itself.
@@ -152,13 +198,13 @@ async def refuse_duplicate(own: PeerID, met: Sequence[tuple[PeerID, str]]) -> No
         await end_p2pd(nameless)
 
 
-async def meet(p2p: P2P, met: Sequence[tuple[PeerID, str]]) -> list[tuple[PeerID, str]]:
+async def meet(p2p: P2P, met: Met) -> list[tuple[PeerID, str]]:
     """Connect to the initial peers at once. Returns those that answered; NetworkError if none did."""
 
     async def ask(peer: PeerID, address: str) -> BaseException | None:
         try:
             await within(ANSWER_SECONDS, p2p._client.connect(peer, [Multiaddr(bare(address))]))
-        except NO_ANSWER as error:
+        except (*NO_ANSWER, ValueError) as error:
             return error
         return None
 
@@ -169,9 +215,7 @@ async def meet(p2p: P2P, met: Sequence[tuple[PeerID, str]]) -> list[tuple[PeerID
     return answered
 
 
-async def start_node(
-    p2p: P2P, met: Sequence[tuple[PeerID, str]], no_listen: bool, guard: RecordGuard | None
-) -> DHTNode:
+async def start_node(p2p: P2P, met: Met, no_listen: bool, guard: RecordGuard | None) -> DHTNode:
     """A DHT node that knows `met`. Its caches are off: a stale record is worse than a round trip."""
     try:
         return await DHTNode.create(
@@ -209,14 +253,14 @@ class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]
                 and len(value) <= MAX_RECORD_BYTES
                 and record.key == DHTID.generate(key).to_bytes()
                 and record.expiration_time <= get_dht_time() + MAX_RECORD_SECONDS + MAX_DHT_TIME_DISCREPANCY_SECONDS
-                and (self._guard is None or self._guard(key, value))
+                and (self._guard is None or self._guard(key, value, record.expiration_time))
             )
         except Exception:  # a stranger's bytes: whatever they break, the record is bad
             logger.debug("refused a malformed record", exc_info=True)
             return False
 
 
-async def _explain_clocks(p2p: P2P, met: Sequence[tuple[PeerID, str]]) -> None:
+async def _explain_clocks(p2p: P2P, met: Met) -> None:
     """Raise NetworkError if a peer's clock is so far from ours that hivemind refuses to work with it."""
     request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(), validate=False)
     for peer, address in met:
@@ -236,8 +280,10 @@ async def _explain_clocks(p2p: P2P, met: Sequence[tuple[PeerID, str]]) -> None:
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """What `work` gives; TimeoutError if it takes longer."""
-    return await asyncio.wait_for(work, seconds)
+    """What `work` gives; TimeoutError if it takes longer. Unlike Python 3.11's `wait_for`, never forgets that it was
+    cancelled."""
+    async with asyncio.timeout(seconds):
+        return await work
 
 
 def nobody(who: str, error: BaseException | None) -> NetworkError:

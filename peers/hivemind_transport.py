@@ -13,10 +13,10 @@ node checks it against the hash. A valid record thus cannot be replayed under an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
@@ -25,37 +25,39 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
-from peers.addresses import bare, check_announced, check_listen, for_others, usable
+from peers.addresses import bare, for_others, usable
 from peers.hivemind_node import (
     ANSWER_SECONDS,
     MAX_RECORD_BYTES,
     MAX_RECORD_SECONDS,
     NO_ANSWER,
     SHUTDOWN_SECONDS,
-    RecordGuard,
     checked_id,
+    dialable,
+    end_of,
     end_p2pd,
     meet,
     nobody,
     one_line,
-    prepare_identity,
+    parsed_id,
     quieten,
-    refuse_duplicate,
     sockets_of,
     start_node,
-    start_p2pd,
+    start_own_p2pd,
     within,
 )
 from peers.limits import Limits, check_outgoing
-from peers.link import CannotOpen, Link, Stream, read_frame
-from peers.transport import FrameReceived, FrameRefused, TrafficCounters, TransportEvent
-from protocol.errors import BadFrame
+from peers.link import CannotOpen, Links, Stream, read_frame
+from peers.transport import FrameReceived, FrameRefused, RecordGuard, TrafficCounters, TransportEvent, TransportLost
+from protocol.errors import BadFrame, NetworkError
 from protocol.frame import Frame, Kind
 
 PROTOCOL = "isthmus/1"
 INBOX_EVENTS = 1024
 MAX_STREAMS_FROM_PEER = 32  # room for the streams of links that broke unnoticed
 _LAST_WORD_SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 class HivemindTransport:
@@ -69,9 +71,11 @@ class HivemindTransport:
         self._p2p: P2P | None = None
         self._node: DHTNode | None = None
         self._limits = Limits()
-        self._links: dict[str, Link] = {}
-        self._addresses: dict[str, list[str]] = {}
         self._inbox: asyncio.Queue[TransportEvent] = asyncio.Queue(INBOX_EVENTS)
+        self._links = Links(self._open_streams, self._inbox.put, self.counters.sent)
+        self._addresses: dict[str, list[Multiaddr]] = {}
+        self._p2pd_end: asyncio.Task[str] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._readers: dict[asyncio.Task[Any], str] = {}
         self._closed = False
 
@@ -93,8 +97,7 @@ class HivemindTransport:
             identity: the private key's file; made if absent.
             announce: the addresses that others should use, if p2pd cannot know them (a forwarded port).
             no_listen: accept no connections; others call back over the ones this peer opens.
-            record_guard: `guard(key, value)` says whether a DHT record is genuine. Others are neither stored nor
-                returned by this node.
+            record_guard: DHT records that it refuses are neither stored nor returned by this node.
             streams: how many streams carry one link (several fill a long line better than one).
 
         Raises:
@@ -102,23 +105,10 @@ class HivemindTransport:
             NetworkError: p2pd did not start, no initial peer answered, or its clock differs from ours.
         """
         quieten()
-        check_announced(announce)
-        met = [(PeerID.from_base58(checked_id(address)), address) for address in initial_peers]
-        if not no_listen:
-            check_listen(listen)
-        known_identity = identity.exists()
-        own = prepare_identity(identity)
+        met = [(parsed_id(checked_id(address)), address) for address in initial_peers]
         self = cls(streams, record_guard)
         try:
-            if known_identity and met:
-                await refuse_duplicate(own, met)
-            self._p2p = await start_p2pd(
-                identity_path=str(identity),
-                host_maddrs=list(listen),
-                announce_maddrs=list(announce) if announce else None,
-                no_listen=no_listen,
-                dht_mode="client" if no_listen else "server",
-            )
+            self._p2p = await start_own_p2pd(identity, met, listen, announce, no_listen)
             await self._start(met, no_listen)
         except BaseException:
             await self.close()
@@ -128,9 +118,26 @@ class HivemindTransport:
     async def _start(self, met: list[tuple[PeerID, str]], no_listen: bool) -> None:
         assert self._p2p is not None
         self.peer_id = self._p2p.peer_id.to_base58()
+        self._p2pd_end = asyncio.create_task(end_of(self._p2p))
         await self._p2p.add_binary_stream_handler(PROTOCOL, self._accept)
         answered = await meet(self._p2p, met) if met else []
-        self._node = await start_node(self._p2p, answered, no_listen, self._guard)
+        self._node = await self._unless_lost(start_node(self._p2p, answered, no_listen, self._guard))
+        if self._node is None:
+            raise NetworkError(f"{self._p2pd_end.result()} while this peer started")
+        self._watch = asyncio.create_task(self._report_end(self._p2pd_end))
+
+    async def _report_end(self, p2pd_end: asyncio.Task[str]) -> None:
+        await self._inbox.put(TransportLost(await asyncio.shield(p2pd_end)))
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What `work` gives, or None as soon as p2pd has ended: hivemind would wait for its answer for ever."""
+        assert self._p2pd_end is not None
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait((task, self._p2pd_end), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
 
     def sockets(self) -> list[str]:
         """The unix sockets that this transport made."""
@@ -150,32 +157,42 @@ class HivemindTransport:
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """Open the link to `peer`; see `Transport.connect`."""
-        self._addresses[peer] = usable([bare(a) for a in addresses]) or self._addresses.get(peer, [])
+        try:
+            parsed_id(peer)
+        except ValueError as error:
+            raise NetworkError(f"expected a peer id, got {peer[:100]!r}: {one_line(error)}") from error
+        self._addresses[peer] = dialable(addresses) or list(self._addresses.get(peer, []))
         link = self._links.get(peer)
         if link is not None and link.up.is_set():
             return
         try:
             await within(ANSWER_SECONDS, self._open_link(peer))
         except NO_ANSWER as error:
-            if link is None and peer in self._links:
-                await self._links.pop(peer).close()
+            if link is None:
+                await self._links.end(peer)
             raise nobody(f"peer {peer} at {', '.join(addresses) or 'an open connection'}", error) from error
 
     async def _open_link(self, peer: str) -> None:
         await self._dial(peer)
-        link = self._link(peer)
+        link = self._links.to(peer)
         link.hurry()
         await link.up.wait()
 
     async def _dial(self, peer: str) -> None:
         assert self._p2p is not None
         if known := self._addresses.get(peer):
-            await self._p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(a) for a in known])
+            await self._p2p._client.connect(parsed_id(peer), known)
 
-    def _link(self, peer: str) -> Link:
-        if peer not in self._links:
-            self._links[peer] = Link(peer, lambda: self._open_streams(peer), self._inbox.put, self.counters.sent)
-        return self._links[peer]
+    def forget(self, peer: str) -> None:
+        """Drop the link and the addresses of `peer`; see `Transport.forget`."""
+        known = self._addresses.get(peer)
+
+        def parted() -> None:
+            if self._addresses.get(peer) is known:  # else `connect` has named new ones meanwhile
+                self._addresses.pop(peer, None)
+
+        if not self._closed:
+            self._links.forget(peer, parted)
 
     async def _open_streams(self, peer: str) -> list[Stream]:
         opened: list[Stream] = []
@@ -184,22 +201,24 @@ class HivemindTransport:
                 await within(ANSWER_SECONDS, self._dial(peer))
             for _ in range(self._streams):
                 opened.append(await within(ANSWER_SECONDS, self._open_stream(peer)))
-        except NO_ANSWER as error:
+        except BaseException as error:
             for _, writer in opened:
                 writer.close()
-            raise CannotOpen(f"no stream to the peer: {one_line(error)}") from error
+            if isinstance(error, (*NO_ANSWER, ValueError)):  # ValueError: `peer` is no peer id
+                raise CannotOpen(f"no stream to the peer: {one_line(error)}") from error
+            raise
         return opened
 
     async def _open_stream(self, peer: str) -> Stream:
         assert self._p2p is not None
-        _, reader, writer = await self._p2p.call_binary_stream_handler(PeerID.from_base58(peer), PROTOCOL)
+        _, reader, writer = await self._p2p.call_binary_stream_handler(parsed_id(peer), PROTOCOL)
         return reader, writer
 
     def send(self, peer: str, frame: Frame) -> None:
         """Queue `frame`; see `Transport.send`. After `close`, does nothing."""
         check_outgoing(frame)
         if not self._closed:
-            self._link(peer).put(frame)
+            self._links.to(peer).put(frame)
 
     def limit(self, kind: Kind, payload_bytes: int) -> None:
         """Set the longest payload of incoming frames of `kind`."""
@@ -215,8 +234,8 @@ class HivemindTransport:
         assert task is not None
         peer = info.peer_id.to_base58()
         self._readers[task] = peer
-        if peer in self._links:
-            self._links[peer].hurry()
+        if (link := self._links.get(peer)) is not None:
+            link.hurry()
         try:
             if list(self._readers.values()).count(peer) > MAX_STREAMS_FROM_PEER:
                 raise BadFrame(f"expected at most {MAX_STREAMS_FROM_PEER} streams from one peer, got one more")
@@ -244,31 +263,29 @@ class HivemindTransport:
                 f"got {len(value)} bytes for {seconds} s"
             )
         assert self._node is not None
-        if self._guard is not None and not self._guard(key, value):
+        expires = get_dht_time() + float(seconds)
+        if self._guard is not None and not self._guard(key, value, expires):
             return False
-        return bool(await self._node.store(key, [key, value], get_dht_time() + float(seconds)))
+        return bool(await self._unless_lost(self._node.store(key, [key, value], expires)))
 
     async def fetch(self, key: str) -> bytes | None:
         """The record under `key` that expires last, asked of the nodes that should hold it, not of a cache."""
         assert self._node is not None
-        found = await self._node.get(key, latest=True)
+        found = await self._unless_lost(self._node.get(key, latest=True))
         return None if found is None else found.value[1]
 
     async def drain(self, seconds: float) -> None:
         """Wait until the queues are written out, at most `seconds`."""
-        waits = [asyncio.create_task(link.drain()) for link in self._links.values()]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=seconds)
-            for task in late:
-                task.cancel()
+        await self._links.drain(seconds)
 
     async def close(self) -> None:
         """End links, DHT node and p2pd, and remove the sockets. Can be called twice."""
         if self._closed:
             return
         self._closed = True
-        await asyncio.gather(*(link.close() for link in self._links.values()))
-        if self._links:  # p2pd drops what it has not yet sent when it ends
+        if self._watch is not None:  # from now on p2pd may end
+            self._watch.cancel()
+        if await self._links.close():  # p2pd drops what it has not yet sent when it ends
             await asyncio.sleep(_LAST_WORD_SECONDS)
         readers = list(self._readers)
         for task in readers:

@@ -13,15 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers.leftovers import clean_leftovers
+from peers.leftovers import FolderLock
 from peers.run_folder import RunFolder
+from protocol.errors import UserError
 
 Say = Callable[[str], None]
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 STOP_SECONDS = 120.0
 TERM_SECONDS = 10.0
 POLL_SECONDS = 0.2
@@ -38,6 +41,7 @@ class Swarm:
     interrupts: int = 0
     failed_peer: int | None = None
     _interrupts_seen: int = 0
+    _old_invite: int | None = None
     _stop_deadline: float = float("inf")
 
     def run(self, coordinator: Sequence[str], peers: int, peer: Sequence[str]) -> int:
@@ -47,9 +51,9 @@ class Swarm:
             coordinator: arguments of the coordinator's command.
             peer: arguments of each peer's `join`, without invite and folder.
         """
-        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
         try:
-            self.folder.invite.unlink(missing_ok=True)
+            self._old_invite = _written_at(self.folder.invite)
             self.coordinator = _start(coordinator, None)
             if self._await_invite():
                 self._start_peers(peers, peer)
@@ -65,7 +69,7 @@ class Swarm:
     def _await_invite(self) -> bool:
         assert self.coordinator is not None
         while self.coordinator.poll() is None and not self.interrupts:
-            if self.folder.invite.exists():
+            if _written_at(self.folder.invite) != self._old_invite:
                 return True
             time.sleep(POLL_SECONDS)
         return False
@@ -135,7 +139,9 @@ class Swarm:
                 process.kill()
                 process.wait()
         for folder in (self.folder.root, *(self.folder.peer(index) for index in range(len(self.peers)))):
-            clean_leftovers(folder)  # of a child that was killed
+            # Taking the lock removes what a killed child left. A folder that is held belongs to somebody else's run.
+            with suppress(UserError), FolderLock(folder):
+                pass
 
 
 def _start(arguments: Sequence[str], log: Path | None) -> subprocess.Popen[bytes]:
@@ -146,6 +152,10 @@ def _start(arguments: Sequence[str], log: Path | None) -> subprocess.Popen[bytes
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
+
+
+def _written_at(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _last_line(log: Path) -> str:

@@ -41,8 +41,11 @@ class FolderLock:
         self._file: int | None = None
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise UserError(f"expected a folder to write to at {self.folder}: {error.strerror}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""One outgoing link, and the reading of frames from a stream. Knows asyncio's streams, not who makes them.
+"""The outgoing links, and the reading of frames from a stream. Knows asyncio's streams, not who makes them.
 
 A link has one queue and several streams; each stream has a writer task that takes the next frame. When any stream
 breaks, all are closed, `LinkLost` is reported once, and the link opens new ones until it works again:
@@ -30,8 +30,10 @@ QUEUE_FRAMES = 1024
 CHUNK_BYTES = 1 << 17
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 5.0
+PARTING_SECONDS = 5.0
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Emit = Callable[[TransportEvent], Awaitable[None]]
 
 
 class CannotOpen(Exception):
@@ -59,7 +61,7 @@ class Link:
         self,
         peer: str,
         open_streams: Callable[[], Awaitable[Sequence[Stream]]],
-        emit: Callable[[TransportEvent], Awaitable[None]],
+        emit: Emit,
         sent: dict[Kind, Traffic],
     ) -> None:
         self.peer = peer
@@ -69,6 +71,7 @@ class Link:
         self._emit = emit
         self._sent = sent
         self._reported_lost = False
+        self._closing = False
         self._wake = asyncio.Event()
         self._queue: asyncio.Queue[Frame] = asyncio.Queue(QUEUE_FRAMES)
         self._task = asyncio.create_task(self._run(), name=f"link to {peer}")
@@ -92,13 +95,14 @@ class Link:
         await self._queue.join()
 
     async def close(self) -> None:
-        """Stop for good."""
+        """Stop for good. Can be called twice."""
+        self._closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         wait = FIRST_WAIT_SECONDS
-        while True:
+        while not self._closing:
             opened = time.monotonic()
             reason = await self._live_once()
             self.up.clear()
@@ -106,8 +110,10 @@ class Link:
             # Only a link that held for a while earns a quick retry, so that a peer that refuses us is not hammered.
             if time.monotonic() - opened > 2 * LONGEST_WAIT_SECONDS:
                 wait = FIRST_WAIT_SECONDS
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait)
+            # Not `wait_for`: cancelled when `_wake` has just been set, Python 3.11's forgets the cancellation.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
     async def _live_once(self) -> str:
@@ -167,6 +173,74 @@ class Link:
         if self._reported_lost:
             self._reported_lost = False
             await self._emit(LinkRestored(self.peer))
+
+
+class Links:
+    """The outgoing links of one transport, at most one to each peer beside those that it is parting with."""
+
+    def __init__(
+        self,
+        open_streams: Callable[[str], Awaitable[Sequence[Stream]]],
+        emit: Emit,
+        sent: dict[Kind, Traffic],
+    ) -> None:
+        self._open_streams = open_streams
+        self._emit = emit
+        self._sent = sent
+        self._links: dict[str, Link] = {}
+        self._parting: dict[asyncio.Task[None], Link] = {}
+
+    def get(self, peer: str) -> Link | None:
+        """The link to `peer`, if there is one."""
+        return self._links.get(peer)
+
+    def to(self, peer: str) -> Link:
+        """The link to `peer`, made if there is none."""
+        if peer not in self._links:
+            self._links[peer] = Link(peer, lambda: self._open_streams(peer), self._emit, self._sent)
+        return self._links[peer]
+
+    async def end(self, peer: str) -> None:
+        """Close the link to `peer` now, if there is one."""
+        if peer in self._links:
+            await self._links.pop(peer).close()
+
+    def forget(self, peer: str, parted: Callable[[], None]) -> None:
+        """Close the link to `peer` when its queue is written, at the latest after `PARTING_SECONDS`; call `parted`."""
+        link = self._links.pop(peer, None)
+        if link is None:
+            parted()
+            return
+        task = asyncio.create_task(self._part(link, parted), name=f"parting with {peer}")
+        self._parting[task] = link
+        task.add_done_callback(self._parting.pop)
+
+    async def _part(self, link: Link, parted: Callable[[], None]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PARTING_SECONDS):
+                await link.drain()
+        await link.close()
+        parted()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until every queue is written out, at most `seconds`."""
+        waits = [asyncio.create_task(link.drain()) for link in self._all()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=seconds)
+            for task in late:
+                task.cancel()
+
+    async def close(self) -> bool:
+        """Close all links. Returns whether there were any."""
+        links, parting = self._all(), list(self._parting)
+        for task in parting:
+            task.cancel()
+        await asyncio.gather(*parting, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in links))
+        return bool(links)
+
+    def _all(self) -> list[Link]:
+        return [*self._links.values(), *self._parting.values()]
 
 
 async def _watch(reader: asyncio.StreamReader) -> str:

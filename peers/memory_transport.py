@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from peers.limits import Limits, check_outgoing
@@ -23,13 +23,13 @@ from peers.transport import (
     FrameRefused,
     LinkLost,
     LinkRestored,
+    RecordGuard,
     TrafficCounters,
     TransportEvent,
+    TransportLost,
 )
 from protocol.errors import BadFrame, NetworkError
 from protocol.frame import HEADER_BYTES, Frame, Kind
-
-RecordGuard = Callable[[str, bytes], bool]
 
 # Keeps two frames of one link apart: the loop does not promise the order of timers that are due at the same time.
 _TICK_SECONDS = 1e-6
@@ -90,6 +90,11 @@ class MemoryNetwork:
         if name in self._crashed:
             self._crashed.discard(name)
             self._tell_others(name, LinkRestored(name))
+
+    def lose(self, name: str) -> None:
+        """Break the transport of `name`, as the end of its p2pd would: it is silent from now on and is told so."""
+        self.crash(name)
+        self._peers[name].lost("the network daemon ended")
 
     def alive(self, name: str) -> bool:
         """Whether `name` has joined and is not crashed."""
@@ -160,10 +165,10 @@ class MemoryNetwork:
         self._records[key] = (value, expires)
         return True
 
-    def get_record(self, key: str) -> bytes | None:
-        """The live record under `key`."""
-        value, expires = self._records.get(key, (b"", 0.0))
-        return value if expires > time.time() else None
+    def get_record(self, key: str) -> tuple[bytes, float] | None:
+        """The live record under `key`, and when it expires."""
+        record = self._records.get(key)
+        return record if record is not None and record[1] > time.time() else None
 
 
 class MemoryTransport:
@@ -177,6 +182,7 @@ class MemoryTransport:
         self._limits = Limits()
         self._links: dict[str, bool] = {}  # peer -> whether LinkLost is its last report
         self._inbox: asyncio.Queue[TransportEvent] = asyncio.Queue()
+        self._lost = False
         self._closed = False
 
     async def addresses(self) -> list[str]:
@@ -188,6 +194,10 @@ class MemoryTransport:
         if not self._network.alive(peer) or not self._network.alive(self.peer_id):
             raise NetworkError(f"expected peer {peer} at {', '.join(addresses)}, nobody answered: check that it runs")
         self._links.setdefault(peer, False)
+
+    def forget(self, peer: str) -> None:
+        """Drop the link to `peer`; see `Transport.forget`. What was sent to it is on the wire already."""
+        self._links.pop(peer, None)
 
     def send(self, peer: str, frame: Frame) -> None:
         """Queue `frame`; see `Transport.send`. After `close`, does nothing."""
@@ -210,19 +220,20 @@ class MemoryTransport:
 
     async def store(self, key: str, value: bytes, seconds: float) -> bool:
         """Put a record into the network's dictionary. False if a later-expiring one is there, or the guard refuses."""
-        if not self._network.alive(self.peer_id) or not self._genuine(key, value):
+        expires = time.time() + seconds
+        if not self._network.alive(self.peer_id) or not self._genuine(key, value, expires):
             return False
-        return self._network.put_record(key, bytes(value), time.time() + seconds)
+        return self._network.put_record(key, bytes(value), expires)
 
     async def fetch(self, key: str) -> bytes | None:
         """The record under `key` that expires last."""
         if not self._network.alive(self.peer_id):
             return None
-        value = self._network.get_record(key)
-        return value if value is not None and self._genuine(key, value) else None
+        record = self._network.get_record(key)
+        return record[0] if record is not None and self._genuine(key, *record) else None
 
-    def _genuine(self, key: str, value: bytes) -> bool:
-        return self._guard is None or self._guard(key, value)
+    def _genuine(self, key: str, value: bytes, expires: float) -> bool:
+        return self._guard is None or self._guard(key, value, expires)
 
     async def drain(self, seconds: float) -> None:
         """Wait until the last byte has left, at most `seconds`."""
@@ -253,3 +264,9 @@ class MemoryTransport:
         if self._links.get(event.peer, lost) != lost:
             self._links[event.peer] = lost
             self._inbox.put_nowait(event)
+
+    def lost(self, reason: str) -> None:
+        """Called by the network when it ends this transport. Reports it once."""
+        if not self._lost:
+            self._lost = True
+            self._inbox.put_nowait(TransportLost(reason))

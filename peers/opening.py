@@ -15,13 +15,16 @@ from protocol.signing import SigningKey
 Say = Callable[[str], None]
 
 
-def load_tokens(config: RunConfig, data: Path | None = None, say: Say | None = None) -> TokenStore:
-    """The run's tokens on this machine. `data` replaces the configured path.
+def load_tokens(
+    config: RunConfig, data: Path | None = None, tokenizer: Path | None = None, say: Say | None = None
+) -> TokenStore:
+    """The run's tokens on this machine. `data` and `tokenizer` replace the configured paths.
 
     Raises:
         UserError: the data is missing, empty, too small, or has a larger vocabulary than the model.
     """
-    settings: DataConfig = config.data if data is None else config.data.model_copy(update={"path": str(data)})
+    elsewhere = {"path": data, "tokenizer": tokenizer}
+    settings: DataConfig = config.data.model_copy(update={k: str(v) for k, v in elsewhere.items() if v is not None})
     tokens = prepare(settings, cache_folder(), say)
     if tokens.vocab_size > config.data.vocab_size:
         raise UserError(

@@ -1,6 +1,11 @@
 """A volunteer's daemon: joins a run, serves the stage it is given, stops when the run ends or its owner says so.
 
-invite -> manifest (checked) -> data (checked) -> join -> view -> stage worker -> ... -> end
+    join --admitted--> waiting --view--> serving --end--> done
+                          |                 |
+                          +-----------------+--> failed: turned away, the stage cannot go on, nobody answers
+
+The main loop handles transport events in order. Whatever goes wrong beside it (the stage, a timer) ends it through
+`Background.failure`, and the coordinator is told why.
 """
 
 from __future__ import annotations
@@ -12,20 +17,31 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from compression.codec import CODECS
+from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.data.token_store import TokenStore
 from peers.peer_options import PeerOptions
 from peers.stage_worker import StageWorker, WorkerParts
 from peers.step_reports import StepReport, WireTotals
-from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, Transport, TransportEvent
-from protocol.errors import BadFrame, BadSignature, IsthmusError, NetworkError, RemoteError, RunFailed, UserError
+from peers.transport import (
+    FrameReceived,
+    FrameRefused,
+    LinkLost,
+    LinkRestored,
+    Transport,
+    TransportEvent,
+    TransportLost,
+)
+from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, UserError
 from protocol.frame import Frame, Kind, control, parse_control
 from protocol.invite import Invite
+from protocol.join_request import join_message
 from protocol.manifest import Manifest, describe_difference
 from protocol.membership import short_peer
 from protocol.model.engine import payload_limits
-from protocol.records import MANIFEST, record_key
+from protocol.records import VIEW
 from protocol.signing import open_record
 from protocol.stage_machine import Arrived, Stalled, ViewChanged
 from protocol.view import View
@@ -34,42 +50,20 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
-ORPHAN_SECONDS = 120.0
+ORPHAN_SECONDS = 120.0  # without the coordinator, nor what the stage waits for
+LEAVE_SECONDS = 15.0  # how long a peer that leaves waits for a coordinator that does not answer
 MOST_REPORTS = 10_000  # kept for a coordinator that is away
 MOST_REPORTS_SENT = 100  # in one message
 
 Say = Callable[[str], None]
 
 
-async def fetch_manifest(transport: Transport, invite: Invite) -> Manifest:
-    """The run's manifest from the DHT, checked against the invite.
+class PeerDaemon:
+    """Serves one run through `transport`, as `invite` says, with `tokens`.
 
     Raises:
-        UserError: there is no such run, or its manifest is not the invited one.
+        UserError: the tokens are not the run's.
     """
-    for _ in range(5):
-        record = await transport.fetch(record_key(invite.run_id, MANIFEST))
-        if record is not None:
-            break
-        await asyncio.sleep(1.0)
-    else:
-        raise UserError(
-            f"expected run {invite.run_id} at {invite.addresses[0]}, nobody there knows it: "
-            "the invite is old, or the coordinator has ended the run"
-        )
-    try:
-        manifest = Manifest.from_json(open_record(record, MANIFEST, invite.coordinator_key))
-    except BadSignature as error:
-        raise UserError(f"the run's manifest was not signed by the inviting coordinator: {error}") from error
-    except RemoteError as error:
-        raise UserError(str(error)) from error
-    if manifest.run_id != invite.run_id:
-        raise UserError(f"expected run {invite.run_id}, the manifest is of run {manifest.run_id}: ask for a new invite")
-    return manifest
-
-
-class PeerDaemon:
-    """Serves one run through `transport`, as `invite` says, with `tokens` that were checked against `manifest`."""
 
     def __init__(
         self,
@@ -85,23 +79,27 @@ class PeerDaemon:
             raise UserError(difference)
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._coordinator = invite.addresses[0].rsplit("/p2p/", 1)[-1]
-        self._compute = ComputeThread()
-        checkpoints = Checkpoints(options.folder / "checkpoints", manifest.run_id, manifest.config.checkpoint.keep)
+        self._compute, self._background = ComputeThread(), Background()
+        config = manifest.config
         self._parts = WorkerParts(
-            manifest.config,
-            transport,
-            tokens,
-            self._compute,
-            checkpoints,
-            self._on_report,
-            options.device,
-            options.gradients,
+            config=config,
+            transport=transport,
+            tokens=tokens,
+            compute=self._compute,
+            checkpoints=Checkpoints(options.folder / "checkpoints", manifest.run_id, config.checkpoint.keep),
+            background=self._background,
+            report=self._on_report,
+            device=options.device,
+            gradients=options.gradients,
         )
+        self._lengths = dict(zip((Kind.FORWARD, Kind.BACKWARD), payload_limits(config), strict=True))
+        self._codec_tag = CODECS[config.boundary.codec].tag
         self._worker: StageWorker | None = None
-        self._early: list[Arrived] = []
+        self._early: list[tuple[str, Frame]] = []
         self._reports: list[StepReport] = []
-        self._admitted = self._done = False
-        self._leaving = False
+        self._request: dict[str, Any] = {}
+        self._admitted = False
+        self._leaving_since: float | None = None
         self._coordinator_heard = time.monotonic()
         self._end: dict[str, Any] | None = None
 
@@ -111,66 +109,63 @@ class PeerDaemon:
         Raises:
             UserError: the coordinator turned this peer away.
             NetworkError: the coordinator, or a neighbour and the coordinator, cannot be reached.
-            RunFailed: the run ended without being done.
+            RunFailed: the run ended without being done, or this stage cannot go on.
         """
-        await self._join()
-        beat = asyncio.create_task(self._beat())
         try:
+            await self._join()
             while self._end is None:
                 await self._next()
+        except Exception as error:
+            if not isinstance(error, UserError):
+                self._tell({"type": "failed", "reason": _reason(error)})
+            raise
         finally:
-            beat.cancel()
-            if self._worker is not None:
-                await self._worker.close()
-            self._compute.close()
-            self._transport.send(self._coordinator, control({"type": "goodbye", "wire": self._wire()}))
-            await self._transport.drain(3.0)
+            await self._close()
+        outcome = f"the run ended after step {self._end.get('step')}: {self._end.get('reason')}"
         if self._end.get("failed"):
-            raise RunFailed(f"the run ended after step {self._end.get('step')}: {self._end.get('reason')}")
-        return f"the run ended after step {self._end.get('step')}: {self._end.get('reason')}"
+            raise RunFailed(outcome)
+        return outcome
 
     def leave(self) -> None:
         """The owner wants to go: ask the coordinator to wind the run down, so that no step is lost."""
-        self._leaving = True
+        self._leaving_since = self._leaving_since or time.monotonic()
         self._tell({"type": "leave"})
+
+    async def _close(self) -> None:
+        if self._worker is not None:
+            await self._worker.close()
+        await self._background.close()
+        self._compute.close()
+        self._tell({"type": "goodbye", "wire": self._wire()})
+        await self._transport.drain(3.0)
 
     # Joining
 
     async def _join(self) -> None:
-        forward, backward = payload_limits(self._manifest.config)
-        self._transport.limit(Kind.FORWARD, forward)
-        self._transport.limit(Kind.BACKWARD, backward)
+        for kind, length in self._lengths.items():
+            self._transport.limit(kind, length)
         await self._transport.connect(self._coordinator, self._invite.addresses)
-        held = {str(stage): steps for stage, steps in self._parts.checkpoints.held().items()}
-        request = {
-            "type": "join",
-            "addresses": await self._transport.addresses(),
-            "checkpoints": held,
-            "session": secrets.token_hex(8),
-        }
+        addresses, held = await self._transport.addresses(), self._parts.checkpoints.held()
+        self._request = join_message(addresses, held, secrets.token_hex(8))
+        self._background.spawn(self._beat())
         deadline = time.monotonic() + ADMISSION_SECONDS
-        while not self._admitted:
-            self._tell(request)
-            await self._next(5.0)
+        while not self._admitted and self._end is None:
+            self._tell(self._request)
+            await self._next()
             if time.monotonic() > deadline and not self._admitted:
                 raise NetworkError(f"the coordinator did not answer within {ADMISSION_SECONDS:.0f} s: is it running?")
-        self._say(f"joined run {self._manifest.run_id}; waiting for the other stages")
+        if self._end is None:
+            self._say(f"joined run {self._manifest.run_id}; waiting for the other stages")
 
     # Events
 
-    async def _next(self, seconds: float = HEARTBEAT_SECONDS) -> None:
-        """Handle the next transport event, the worker's failure, or nothing for `seconds`."""
-        receive = asyncio.ensure_future(self._transport.receive())
-        waits: set[asyncio.Future[Any]] = {receive}
-        if self._worker is not None:
-            waits.add(self._worker.failure)
-        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if receive not in done:
-            receive.cancel()
-        if self._worker is not None and self._worker.failure.done():
-            self._give_up(self._worker.failure.result())
-        if receive in done:
-            await self._on_event(receive.result())
+    async def _next(self) -> None:
+        """Handle the next transport event, or nothing for a while."""
+        event = await next_event(self._transport, HEARTBEAT_SECONDS, self._background.failure)
+        if self._background.failure.done():
+            raise self._background.failure.result()
+        if event is not None:
+            await self._on_event(event)
 
     async def _on_event(self, event: TransportEvent) -> None:
         match event:
@@ -186,14 +181,21 @@ class PeerDaemon:
                 logger.info("the link to %s is back", short_peer(peer))
                 if self._worker is not None and peer != self._coordinator:
                     self._worker.feed(Stalled(peer))
+            case TransportLost(reason):
+                raise NetworkError(f"{reason}; the checkpoints are kept, resume the run from them")
 
     def _on_tensor(self, peer: str, frame: Frame) -> None:
-        h = frame.header
-        arrived = Arrived(peer, h.kind, h.view, h.step, h.microbatch, frame.payload, h.codec)
-        if self._worker is not None:
-            self._worker.feed(arrived)
+        header = frame.header
+        expected = (self._lengths[header.kind], self._codec_tag)
+        if (header.length, header.codec) != expected:
+            reason = f"expected (bytes, codec) {expected}, got {(header.length, header.codec)}"
+            logger.warning("refused a tensor from %s: %s", short_peer(peer), reason)
+        elif self._worker is not None and header.stage != self._worker.stage:
+            logger.warning("refused a tensor from %s: it is for stage %d", short_peer(peer), header.stage)
+        elif self._worker is not None:
+            self._worker.feed(_arrived(peer, frame))
         elif len(self._early) < 4 * self._manifest.config.train.microbatches:
-            self._early.append(arrived)
+            self._early.append((peer, frame))
 
     async def _on_control(self, peer: str, frame: Frame) -> None:
         if peer != self._coordinator:
@@ -202,45 +204,55 @@ class PeerDaemon:
         self._coordinator_heard = time.monotonic()
         try:
             message = parse_control(frame.payload)
-            match message["type"]:
-                case "admitted":
-                    self._admitted = True
-                case "turned_away":
-                    raise UserError(f"the coordinator turned this peer away: {message.get('reason')}")
-                case "view":
-                    await self._on_view(str(message["record"]).encode())
-                case "seen":
-                    seen = int(message["step"])
-                    self._reports = [report for report in self._reports if report.step > seen]
-                case "end":
-                    self._end = message
-        except (BadFrame, BadSignature, KeyError, TypeError, ValueError) as error:
+            view = self._take(message)
+        except (RemoteError, KeyError, TypeError, ValueError) as error:
             logger.warning("ignored a message from the coordinator: %s", error)
-        except RemoteError as error:
-            logger.warning("ignored a view: %s", error)
+            return
+        if view is not None:
+            await self._on_view(view)
 
-    async def _on_view(self, record: bytes) -> None:
-        view = View.from_json(open_record(record, "view", self._invite.coordinator_key))
-        self._admitted = True
+    def _take(self, message: dict[str, Any]) -> View | None:
+        """Act on a message of the coordinator; a verified view is returned, since acting on it takes a while."""
+        match message["type"]:
+            case "admitted":
+                self._admitted = True
+            case "unknown" if self._worker is None:
+                # It dropped this peer while nothing could be heard from it (a laptop slept), or it was restarted.
+                self._tell(self._request)
+            case "turned_away":
+                self._background.fail(UserError(f"the coordinator turned this peer away: {message.get('reason')}"))
+            case "view":
+                self._admitted = True
+                record = str(message["record"]).encode()
+                return View.from_json(open_record(record, VIEW, self._invite.coordinator_key))
+            case "seen":
+                seen = int(message["step"])
+                self._reports = [report for report in self._reports if report.step > seen]
+            case "end":
+                self._end = message
+        return None
+
+    async def _on_view(self, view: View) -> None:
         stage = view.stage_of(self._transport.peer_id)
         if stage is None:
+            logger.warning("ignored view %d, which has no stage for this peer", view.number)
             return
         if self._worker is None:
-            await self._begin(view, stage)
-        assert self._worker is not None
+            self._worker = await self._begin(view, stage)
         self._worker.feed(ViewChanged(view))
         await self._worker.checkpoint_at_end()
         early, self._early = self._early, []
-        for arrived in early:
-            self._worker.feed(arrived)
+        for peer, frame in early:
+            self._worker.feed(_arrived(peer, frame))
 
-    async def _begin(self, view: View, stage: int) -> None:
+    async def _begin(self, view: View, stage: int) -> StageWorker:
         self._say(f"serving stage {stage} of {len(view.stages)} from step {view.first_step} on")
         neighbours = [r for s in (stage - 1, stage + 1) if 0 <= s < len(view.stages) for r in view.stages[s]]
         for neighbour in neighbours:
             await self._transport.connect(neighbour.peer, neighbour.addresses)
-        self._worker = StageWorker(self._parts, stage, view.first_step - 1)
-        await self._worker.build()
+        worker = StageWorker(self._parts, stage, view.first_step - 1)
+        await worker.build()
+        return worker
 
     # Telling the coordinator
 
@@ -265,34 +277,48 @@ class PeerDaemon:
     def _tell(self, message: dict[str, Any]) -> None:
         self._transport.send(self._coordinator, control(message))
 
-    def _give_up(self, error: Exception) -> None:
-        reason = str(error) if isinstance(error, IsthmusError | RemoteError) else repr(error)
-        self._tell({"type": "failed", "reason": reason})
-        if not isinstance(error, IsthmusError | RemoteError):
-            logger.error("the stage failed", exc_info=error)
-        raise RunFailed(reason) from error
+    # The clock
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._send_reports()
-            if self._leaving:
-                self._tell({"type": "leave"})
-            self._look_for_stall()
+            if self._admitted:
+                self._send_reports()
+            now = time.monotonic()
+            if self._leaving_since is not None:
+                self._keep_leaving(now, self._leaving_since)
+            self._look_for_stall(now)
 
-    def _look_for_stall(self) -> None:
-        worker, now = self._worker, time.monotonic()
-        if worker is None:
-            return
+    def _keep_leaving(self, now: float, since: float) -> None:
+        if now - max(since, self._coordinator_heard) > LEAVE_SECONDS:
+            raise NetworkError(
+                f"left without the coordinator, which was not heard for {LEAVE_SECONDS:.0f} s; "
+                "the last checkpoint is kept"
+            )
+        self._tell({"type": "leave"})
+
+    def _look_for_stall(self, now: float) -> None:
+        missing = "a view" if self._worker is None else self._worker.machine.waits_for()
         away = now - self._coordinator_heard
-        missing = worker.machine.waits_for()
-        if worker.machine.finished or missing != "nothing":
-            if worker.stall.waited(now) > ORPHAN_SECONDS and away > ORPHAN_SECONDS and not worker.failure.done():
-                what = "the run's end" if worker.machine.finished else missing
-                reason = f"nothing was heard for {ORPHAN_SECONDS:.0f} s from the coordinator, nor {what}"
-                worker.failure.set_result(
-                    NetworkError(f"{reason}; the checkpoints are kept, resume when they are reachable again")
-                )
-            elif missing != "nothing" and worker.stall.due(now):
-                logger.info("waiting for %s; sending again what may have been lost", missing)
-                worker.feed(Stalled())
+        waited = away if self._worker is None else self._worker.stall.waited(now)
+        finished = self._worker is not None and self._worker.machine.finished
+        if missing == "nothing" and not finished:
+            return
+        if min(waited, away) > ORPHAN_SECONDS:
+            what = "the run's end" if finished else missing
+            raise NetworkError(
+                f"nothing was heard for {ORPHAN_SECONDS:.0f} s from the coordinator, nor {what}; "
+                "the checkpoints are kept, resume when they are reachable again"
+            )
+        if self._worker is not None and not finished and self._worker.stall.due(now):
+            logger.info("waiting for %s; sending again what may have been lost", missing)
+            self._worker.feed(Stalled())
+
+
+def _arrived(peer: str, frame: Frame) -> Arrived:
+    h = frame.header
+    return Arrived(peer, h.kind, h.view, h.step, h.microbatch, frame.payload, h.codec)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, IsthmusError | RemoteError) else repr(error)

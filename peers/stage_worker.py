@@ -16,6 +16,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from peers.background import Background
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.data.token_store import TokenStore
@@ -54,26 +55,26 @@ class WorkerParts:
     tokens: TokenStore
     compute: ComputeThread
     checkpoints: Checkpoints
+    background: Background
     report: Callable[[StepReport], None]
     device: str = "cpu"
     gradients: Path | None = None  # where to keep each step's gradients, for --verify
 
 
 class StageWorker:
-    """Serves `stage` from the state after `applied` steps on. `failure` is done when the stage cannot go on."""
+    """Serves `stage` from the state after `applied` steps on. When it cannot go on, `parts.background` fails."""
 
     def __init__(self, parts: WorkerParts, stage: int, applied: int) -> None:
-        self._parts, self._stage = parts, stage
+        self._parts, self.stage = parts, stage
         train = parts.config.train
         self.machine = StageMachine(parts.transport.peer_id, train.microbatches, parts.config.pipeline.window, applied)
-        self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
-        self._missing = ""
+        self._missing, self._closing = "", False
+        self._computing: asyncio.Future[Buffer | None] | None = None
         self._engine: StageEngine | None = None
         self._losses: dict[int, float] = {}
         self._norm = 0.0
         self._step_began, self._busy_before = time.monotonic(), 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def build(self) -> None:
         """Build the stage, from its checkpoint if it has applied steps before.
@@ -96,27 +97,27 @@ class StageWorker:
     async def checkpoint_at_end(self) -> None:
         """Write the checkpoint of the last step if a view made it the last only after it was applied."""
         step = self.machine.applied
-        if self.machine.finished and step and step not in self._parts.checkpoints.held().get(self._stage, ()):
+        if self.machine.finished and step and step not in self._parts.checkpoints.held().get(self.stage, ()):
             await self._parts.compute.run(lambda: self._checkpoint(step))
 
     async def close(self) -> None:
-        """Wait until what runs on the compute thread has ended."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Start nothing more, and wait until what runs on the compute thread has ended."""
+        self._closing = True
+        if self._computing is not None:
+            await asyncio.wait({self._computing})
 
     def _make_engine(self) -> StageEngine:
         parts = self._parts
-        engine = StageEngine(parts.config, self._stage, parts.device)
+        engine = StageEngine(parts.config, self.stage, parts.device)
         if self.machine.applied:
-            state = parts.checkpoints.load(self._stage, self.machine.applied)
+            state = parts.checkpoints.load(self.stage, self.machine.applied)
             engine.load(state, self.machine.applied)
         return engine
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Compute():
-                task = asyncio.get_running_loop().create_task(self._compute(effect))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(effect)
             case Send():
                 self._parts.transport.send(effect.peer, self._frame(effect))
             case Refuse(peer, reason):
@@ -124,14 +125,16 @@ class StageWorker:
             case StepApplied(step):
                 self._report(step)
 
-    async def _compute(self, work: Compute) -> None:
-        try:
-            payload = await self._parts.compute.run(lambda: self._run(work))
-        except Exception as error:  # whatever it is, the stage cannot go on, and the daemon must say so
-            if not self.failure.done():
-                self.failure.set_result(error)
+    def _start(self, work: Compute) -> None:
+        if self._closing:
             return
-        self.feed(Computed(work.action, payload))
+        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: self._run(work)))
+        self._parts.background.spawn(self._finish(work, self._computing))
+
+    async def _finish(self, work: Compute, computing: asyncio.Future[Buffer | None]) -> None:
+        payload = await asyncio.shield(computing)
+        if not self._closing:
+            self.feed(Computed(work.action, payload))
 
     # On the compute thread
 
@@ -149,7 +152,7 @@ class StageWorker:
     def _forward(self, work: Compute) -> Buffer | None:
         assert self._engine is not None
         microbatch = work.action.microbatch
-        if self._stage == 0:
+        if self.stage == 0:
             config = self._parts.config
             ids = self._parts.tokens.microbatch(
                 config.seed, work.step, microbatch, config.train.microbatch_size, config.train.sequence_length
@@ -169,7 +172,7 @@ class StageWorker:
         if self._parts.gradients is not None:
             labels = {str(m): repr(loss) for m, loss in self._losses.items()}
             self._parts.gradients.mkdir(parents=True, exist_ok=True)
-            path = self._parts.gradients / f"step-{step:08d}-stage-{self._stage}.safetensors"
+            path = self._parts.gradients / f"step-{step:08d}-stage-{self.stage}.safetensors"
             tensors = {name: tensor.cpu().contiguous() for name, tensor in gradients.items()}
             write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
         self._norm = self._engine.apply(step)
@@ -181,7 +184,7 @@ class StageWorker:
     def _checkpoint(self, step: int) -> None:
         assert self._engine is not None
         try:
-            self._parts.checkpoints.save(self._stage, step, self._engine.state())
+            self._parts.checkpoints.save(self.stage, step, self._engine.state())
         except OSError as error:
             # A full disk must not end the run: the last good checkpoint is still there.
             logger.error("no checkpoint of step %d could be written: %s; the run goes on", step, error)
@@ -199,7 +202,7 @@ class StageWorker:
         losses, self._losses = self._losses, {}
         report = StepReport(
             step=step,
-            stage=self._stage,
+            stage=self.stage,
             loss=sum(losses.values()) / len(losses) if losses else None,
             gradient_norm=self._norm,
             learning_rate=learning_rate(step, self._parts.config.train),

@@ -123,12 +123,12 @@ def _is_finite(value: Any) -> bool:
 
 @dataclass(slots=True)
 class StepTable:
-    """Gathers the stages' reports into rows, one a step, in step order."""
+    """Gathers the stages' reports into rows, one a step, in step order. `wire`: all stages' totals at the last row."""
 
     config: RunConfig
     next_step: int = 1
+    wire: WireTotals = WireTotals()
     _pending: dict[int, dict[int, StepReport]] = field(default_factory=dict)
-    _wire: WireTotals = WireTotals()
 
     def add(self, report: StepReport) -> list[dict[str, Any]]:
         """The rows that `report` completes. A repeated report completes none."""
@@ -147,8 +147,8 @@ class StepTable:
         stages = [reports[stage] for stage in sorted(reports)]
         total = sum((report.wire for report in stages), WireTotals())
         tokens, boundaries = self.config.tokens_per_step, len(stages) - 1
-        forward, backward = (total - self._wire).per_token(tokens, boundaries)
-        self._wire = total
+        forward, backward = (total - self.wire).per_token(tokens, boundaries)
+        self.wire = total
         seconds = stages[0].seconds
         return {
             "step": stages[0].step,
@@ -165,18 +165,15 @@ class StepTable:
 
 
 def summarise(
-    config: RunConfig, rows: Sequence[Mapping[str, Any]], wire: Sequence[WireTotals], wire_tokens: int
+    config: RunConfig, rows: Sequence[Mapping[str, Any]], wire: WireTotals, wire_tokens: int
 ) -> dict[str, Any]:
-    """The report's numbers, from the run's rows and the peers' byte totals.
+    """The report's numbers.
 
     Args:
         rows: all steps, those of earlier starts too.
-        wire: the last totals of each peer of this start.
-        wire_tokens: tokens trained in this start, which those totals belong to.
+        wire: what all daemons have sent for `wire_tokens` trained tokens.
     """
-    total = sum(wire, WireTotals())
-    boundaries = config.pipeline.stages - 1
-    forward, backward = total.per_token(wire_tokens, boundaries)
+    forward, backward = wire.per_token(wire_tokens, config.pipeline.stages - 1)
     dense = 2.0 * config.model.dim
     return {
         "steps": rows[-1]["step"] if rows else 0,
@@ -189,10 +186,12 @@ def summarise(
             "backward_bytes_per_token": backward,
             "dense_bf16_bytes_per_token": dense,
             "ratio_to_dense_bf16": 2 * dense / (forward + backward) if forward + backward else None,
-            "forward_payload_bytes": total.forward_payload,
-            "backward_payload_bytes": total.backward_payload,
-            "header_bytes": total.forward_header + total.backward_header,
-            "control_bytes": total.control,
-            "overhead_fraction": total.overhead_fraction,
+            "forward_payload_bytes": wire.forward_payload,
+            "backward_payload_bytes": wire.backward_payload,
+            "header_bytes": wire.forward_header + wire.backward_header,
+            "control_bytes": wire.control,
+            "overhead_fraction": wire.overhead_fraction,
+            "tokens": wire_tokens,
+            "totals": wire.as_tuple(),
         },
     }

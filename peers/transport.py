@@ -5,16 +5,19 @@ Two implementations: `peers.hivemind_transport` (libp2p streams and a Kademlia D
 
 `send` never waits: it puts the frame on the link's queue, which the step protocol's credits bound. A link that
 breaks reconnects by itself and reports `LinkLost`, then `LinkRestored`; frames on their way meanwhile may be lost,
-and the step protocol sends them again. Order is not promised.
+and the step protocol sends them again. Order is not promised. After `TransportLost` nothing works any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.frame import HEADER_BYTES, Frame, Kind
+
+# Says whether a DHT record is genuine: its key, its value and when it expires, in seconds since the epoch.
+RecordGuard = Callable[[str, bytes, float], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,14 @@ class LinkRestored:
     peer: str
 
 
-TransportEvent = FrameReceived | FrameRefused | LinkLost | LinkRestored
+@dataclass(frozen=True, slots=True)
+class TransportLost:
+    """The transport itself broke, though nobody closed it: no frame or record goes in or out any more. Comes once."""
+
+    reason: str
+
+
+TransportEvent = FrameReceived | FrameRefused | LinkLost | LinkRestored | TransportLost
 
 
 @dataclass(slots=True)
@@ -91,7 +101,12 @@ class Transport(Protocol):
         """Tell the transport where `peer` is and open the link to it. Idempotent.
 
         Raises:
-            NetworkError: no address of `peer` answered.
+            NetworkError: `peer` is no peer id, or no address of it answered.
+        """
+
+    def forget(self, peer: str) -> None:
+        """Drop the outgoing link and the addresses of `peer`, once what is queued for it has been written or 5 s have
+        passed; without waiting for that. What `peer` sends still comes in. `send` or `connect` make a new link.
         """
 
     def send(self, peer: str, frame: Frame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +42,22 @@ class Difference:
 
 
 def verify(
-    config: RunConfig, tokens: TokenStore, gradients: Path, steps: int, progress: Callable[[int], None]
+    config: RunConfig,
+    tokens: TokenStore,
+    gradients: Path,
+    steps: int,
+    progress: Callable[[int], None],
+    threads: int = 1,
 ) -> Difference:
     """Train the reference for `steps` steps and compare it with what the peers kept in `gradients`.
+
+    Args:
+        threads: as many as each peer had; sums are then in the same order.
 
     Raises:
         RunFailed: a step or a parameter is missing on one of the two sides.
     """
-    torch.set_num_threads(1)  # as each peer of a launch has it: sums are then in the same order
+    torch.set_num_threads(threads)
     reference = ReferenceRun(config)
     train = config.train
     loss_difference = gradient_difference = 0.0
@@ -67,8 +76,8 @@ def verify(
         for m, loss in enumerate(expected_losses):
             loss_difference = _larger(loss_difference, abs(losses[m] - loss) / abs(loss))
         for name, gradient in expected.items():
-            relative = _relative(found[name], gradient)
-            if not relative <= gradient_difference:
+            relative = _larger(gradient_difference, _relative(found[name], gradient))
+            if relative is not gradient_difference:
                 gradient_difference, worst = relative, f"step {step}, {name}"
         progress(step)
     return Difference(loss_difference, gradient_difference, worst, steps, parameters)
@@ -81,7 +90,7 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _larger(a: float, b: float) -> float:
-    return b if not b <= a else a  # a NaN wins
+    return a if math.isnan(a) or b <= a else b  # a NaN wins, and stays
 
 
 def _kept(folder: Path, step: int, stages: int) -> tuple[dict[int, float], dict[str, torch.Tensor]]:

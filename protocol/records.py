@@ -1,11 +1,19 @@
-"""The run's records in the DHT: their names, and who may sign them."""
+"""The run's records in the DHT: their names, who may sign them, and how long they hold.
+
+A DHT keeps whichever record expires last, and the expiry that it sees is not part of what was signed. So each body
+names its own, and a record that is stored for longer is refused: otherwise anyone could store an old one again, for a
+day, and the coordinator's newer ones would be turned away.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from protocol.errors import BadSignature
-from protocol.signing import open_record
+from protocol.signing import SigningKey, open_record
 
 MANIFEST, VIEW, PROGRESS = "manifest", "view", "progress"
+CLOCK_SECONDS = 5.0  # how far the clocks of two nodes may differ
 
 
 def record_key(run_id: str, kind: str) -> str:
@@ -13,10 +21,27 @@ def record_key(run_id: str, kind: str) -> str:
     return f"isthmus/{run_id}/{kind}"
 
 
-def is_coordinators(key: str, record: bytes, coordinator_key: str) -> bool:
-    """Whether the coordinator signed `record` for `key`. DHT nodes of a run store and return nothing else."""
+def sign_record(key: SigningKey, kind: str, body: dict[str, Any], expires: float) -> bytes:
+    """A record of `kind` for the DHT that holds until `expires` (seconds since the epoch)."""
+    return key.sign(kind, {"body": body, "expires": expires})
+
+
+def read_record(record: bytes, kind: str, coordinator_key: str) -> dict[str, Any]:
+    """The body of the coordinator's record of `kind`.
+
+    Raises:
+        BadSignature: not signed by it, or not such a record.
+    """
+    body = open_record(record, kind, coordinator_key).get("body")
+    if not isinstance(body, dict):
+        raise BadSignature(f"expected a {kind} with a body")
+    return body
+
+
+def is_coordinators(key: str, record: bytes, expires: float, coordinator_key: str) -> bool:
+    """Whether the coordinator signed `record` for `key` and for as long as until `expires`."""
     try:
-        open_record(record, key.rsplit("/", 1)[-1], coordinator_key)
+        signed = open_record(record, key.rsplit("/", 1)[-1], coordinator_key).get("expires")
     except BadSignature:
         return False
-    return True
+    return isinstance(signed, int | float) and expires <= signed + CLOCK_SECONDS

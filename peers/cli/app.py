@@ -84,6 +84,9 @@ def peer_join(
     invite: Annotated[str, typer.Argument(help="The line that `isthmus coordinator start` printed.")],
     dir: Annotated[Path | None, typer.Option(help="This peer's folder (default: runs/RUN-ID/peer-N).")] = None,
     data: Annotated[Path | None, typer.Option(help="Where this machine has the run's text.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Where this machine has the run's tokenizer.json, if it uses a given one.")
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
     host: Annotated[
@@ -102,7 +105,7 @@ def peer_join(
     from peers.cli import peer as command
 
     options = command.JoinOptions(
-        dir, data, device, threads, host, port, announce, no_listen, keep_gradients, verbose, with_parent
+        dir, data, tokenizer, device, threads, host, port, announce, no_listen, keep_gradients, verbose, with_parent
     )
     raise typer.Exit(command.join(invite, options))
 

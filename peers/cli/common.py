@@ -43,7 +43,7 @@ def set_up_logging(verbose: bool) -> None:
 
 
 def on_interrupt(first: Callable[[], None]) -> None:
-    """In the running loop: the first SIGINT or SIGTERM calls `first`, the second cancels the current task."""
+    """In the running loop: the first SIGINT, SIGTERM or SIGHUP calls `first`, the second cancels the current task."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     count = 0
@@ -56,7 +56,7 @@ def on_interrupt(first: Callable[[], None]) -> None:
         else:
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, handle)
 
 

@@ -106,7 +106,7 @@ async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -
         identity=opened.folder.identity,
         listen=[listen_address(options.host, options.port)],
         announce=[options.announce] if options.announce else None,
-        record_guard=lambda key, record: is_coordinators(key, record, manifest.coordinator_key),
+        record_guard=lambda key, record, expires: is_coordinators(key, record, expires, manifest.coordinator_key),
     )
     try:
         lock.record(transport.daemon_pid, transport.sockets())
@@ -154,7 +154,8 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
     if rows:
         plot_loss(rows, opened.manifest.unigram_loss, opened.manifest.run_id, opened.folder.plot)
     say(f"ended after step {end.step} of {opened.manifest.config.train.steps}: {end.reason}")
-    screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)
+    if rows and opened.folder.report.exists():
+        screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)
     unfinished = end.step < opened.manifest.config.train.steps
     if unfinished and end.step:
         say(f"  go on     isthmus launch --resume {opened.folder.root}  (or coordinator start --resume, and its peers)")

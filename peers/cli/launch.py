@@ -46,12 +46,16 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
     if not resumed:
         folder.refuse_existing()
     gradients = folder.root / "gradients"
-    code = Swarm(folder, say).run(
-        _coordinator_arguments(run, folder, options.steps, resumed),
-        peers,
-        _peer_arguments(peers, options.device, gradients if options.verify else None),
-    )
-    return _verify(folder, gradients) if code == 0 and options.verify else code
+    try:
+        code = Swarm(folder, say).run(
+            _coordinator_arguments(run, folder, options.steps, resumed),
+            peers,
+            _peer_arguments(peers, options.device, gradients if options.verify else None),
+        )
+        return _verify(folder, gradients) if code == 0 and options.verify else code
+    finally:
+        if options.verify:
+            shutil.rmtree(gradients, ignore_errors=True)
 
 
 def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:
@@ -72,11 +76,15 @@ def _coordinator_arguments(run: Path | None, folder: RunFolder, steps: int | Non
 
 
 def _peer_arguments(peers: int, device: str, gradients: Path | None) -> list[str]:
-    threads = max(1, (os.cpu_count() or 1) // peers)
-    arguments = ["--verbose", "--device", device, "--threads", str(threads)]
+    arguments = ["--verbose", "--device", device, "--threads", str(_threads(peers))]
     if gradients is not None:
         arguments += ["--keep-gradients", str(gradients)]
     return arguments
+
+
+def _threads(peers: int) -> int:
+    """Each peer's share of this machine's cores."""
+    return max(1, (os.cpu_count() or 1) // peers)
 
 
 def _verify(folder: RunFolder, gradients: Path) -> int:
@@ -89,7 +97,12 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("reference", total=report["steps"])
         difference = verify(
-            config, load_tokens(config), gradients, report["steps"], lambda step: bar.update(task, completed=step)
+            config,
+            load_tokens(config),
+            gradients,
+            report["steps"],
+            lambda step: bar.update(task, completed=step),
+            _threads(config.pipeline.stages),
         )
     report["verify"] = {
         "max_loss_diff": difference.loss,
@@ -101,7 +114,6 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
         "within": difference.within,
     }
     write_json(folder.report, report)
-    shutil.rmtree(gradients)
     verdict = "equal" if difference.within else "NOT equal"
     say(
         f"  verify    {verdict} within {TOLERANCE:g}: losses differ by at most {difference.loss:.1e}, "

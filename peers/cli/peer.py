@@ -31,6 +31,7 @@ class JoinOptions:
 
     directory: Path | None
     data: Path | None
+    tokenizer: Path | None
     device: str
     threads: int | None
     host: str | None
@@ -71,9 +72,10 @@ def choose_device(device: str) -> str:
 
 
 async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: JoinOptions) -> int:
+    from peers.discovery import fetch_manifest
     from peers.hivemind_transport import HivemindTransport
     from peers.opening import load_tokens
-    from peers.peer_daemon import PeerDaemon, fetch_manifest
+    from peers.peer_daemon import PeerDaemon
 
     local = all("/ip4/127." in address for address in invite.addresses)
     transport = await HivemindTransport.create(
@@ -82,13 +84,13 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
         announce=[options.announce] if options.announce else None,
         initial_peers=invite.addresses,
         no_listen=options.no_listen,
-        record_guard=lambda key, record: is_coordinators(key, record, invite.coordinator_key),
+        record_guard=lambda key, record, expires: is_coordinators(key, record, expires, invite.coordinator_key),
     )
     try:
         lock.record(transport.daemon_pid, transport.sockets())
         manifest = await fetch_manifest(transport, invite)
         say(f"run {manifest.run_id} found; folder {own.folder}, device {own.device}")
-        tokens = await asyncio.to_thread(load_tokens, manifest.config, options.data, say)
+        tokens = await asyncio.to_thread(load_tokens, manifest.config, options.data, options.tokenizer, say)
         daemon = PeerDaemon(transport, invite, manifest, tokens, own, say)
         interrupted = asyncio.Event()
 

@@ -15,8 +15,7 @@ from protocol.errors import BadSignature, UserError
 from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.membership import short_peer
-from protocol.records import PROGRESS, is_coordinators, record_key
-from protocol.signing import open_record
+from protocol.records import PROGRESS, is_coordinators, read_record, record_key
 
 STALE_SECONDS = 30.0
 
@@ -32,14 +31,14 @@ def status(text: str) -> int:
 
 
 async def _look(invite: Invite, folder: Path) -> tuple[Manifest, dict[str, Any]]:
+    from peers.discovery import fetch_manifest
     from peers.hivemind_transport import HivemindTransport
-    from peers.peer_daemon import fetch_manifest
 
     transport = await HivemindTransport.create(
         identity=folder / "observer.id",
         initial_peers=invite.addresses,
         no_listen=True,
-        record_guard=lambda key, record: is_coordinators(key, record, invite.coordinator_key),
+        record_guard=lambda key, record, expires: is_coordinators(key, record, expires, invite.coordinator_key),
     )
     try:
         manifest = await fetch_manifest(transport, invite)
@@ -47,7 +46,7 @@ async def _look(invite: Invite, folder: Path) -> tuple[Manifest, dict[str, Any]]
     finally:
         await transport.close()
     try:
-        return manifest, open_record(record or b"", PROGRESS, invite.coordinator_key)
+        return manifest, read_record(record or b"", PROGRESS, invite.coordinator_key)
     except BadSignature as error:
         raise UserError(f"run {invite.run_id} has published no progress yet: {error}") from error
 

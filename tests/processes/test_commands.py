@@ -148,6 +148,31 @@ def test_a_start_after_sigkill_cleans_up_and_goes_on(
     assert not [path for path in sockets if Path(path).exists()]
 
 
+def test_ctrl_c_ends_a_coordinator_that_waits(start: Callable[..., Any], long_toml: Path, tmp_path: Path) -> None:
+    process = start("coordinator", "start", long_toml, "--host", "127.0.0.1", "--dir", "run")
+    wait_until(lambda: (tmp_path / "run/invite.txt").exists(), "the invite")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert not (tmp_path / "run/report.json").exists()
+
+
+def test_a_second_launch_in_a_held_folder_harms_nothing(
+    isthmus: Run, start: Callable[..., Any], long_toml: Path, tmp_path: Path
+) -> None:
+    process = start("launch", long_toml, "--dir", "a")
+    wait_until(lambda: len(rows(tmp_path / "a")) >= 5, "a checkpoint")
+    refused = isthmus("launch", "--resume", "a", code=2)
+    assert "is in use by process" in refused.stderr
+    reached = len(rows(tmp_path / "a"))
+    wait_until(lambda: len(rows(tmp_path / "a")) > reached + 3, "the first run to go on")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+
+
 def test_a_killed_parent_takes_its_children_along(start: Callable[..., Any], long_toml: Path, tmp_path: Path) -> None:
     process = start("launch", long_toml, "--dir", "a")
     wait_until(lambda: rows(tmp_path / "a"), "a step")

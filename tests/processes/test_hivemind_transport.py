@@ -1,97 +1,26 @@
-"""The real transport, with one p2pd for each peer, on loopback and in one loop."""
+"""The real transport: its links, its frames, and the end of what they run on."""
+
+from __future__ import annotations
 
 import asyncio
-import glob
-import json
+import importlib
 import os
 import signal
-import stat
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from peers.hivemind_transport import INBOX_EVENTS, HivemindTransport
-from peers.leftovers import FolderLock
-from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, TransportEvent
-from protocol.errors import NetworkError, UserError
-from protocol.frame import HEADER_BYTES, Frame, Header, Kind
+from peers.hivemind_transport import INBOX_EVENTS
+from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, TransportLost
+from protocol.errors import NetworkError
+from protocol.frame import HEADER_BYTES, Kind
 
-LIMIT = 8 << 20
-NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-
-Make = Callable[..., Coroutine[Any, Any, HivemindTransport]]
-
-
-@asynccontextmanager
-async def peers_in(folder: Path) -> AsyncIterator[Make]:
-    """Gives a maker of peers; on leaving, closes them and checks that they left nothing."""
-    made: list[tuple[HivemindTransport, list[str], int | None]] = []
-
-    async def make(name: str, **options: Any) -> HivemindTransport:
-        peer = await HivemindTransport.create(identity=folder / name, **options)
-        made.append((peer, peer.sockets(), peer.daemon_pid))
-        peer.limit(Kind.FORWARD, LIMIT)
-        return peer
-
-    try:
-        yield make
-    finally:
-        await asyncio.gather(*(peer.close() for peer, _, _ in made))
-        for peer, sockets, pid in made:
-            await peer.close()
-            assert len(sockets) == 2 and not any(os.path.exists(path) for path in sockets)
-            assert not os.path.exists(f"/proc/{pid}")
-
-
-def run(test: Callable[[Make], Coroutine[Any, Any, None]], folder: Path) -> None:
-    async def main() -> None:
-        async with peers_in(folder) as make:
-            await test(make)
-
-    before = set(glob.glob("/tmp/hivemind-*"))
-    asyncio.run(asyncio.wait_for(main(), 300))
-    ours = {path for path in set(glob.glob("/tmp/hivemind-*")) - before if os.stat(path).st_uid == os.getuid()}
-    assert not {path for path in ours if not _held_by_others(path)}
-
-
-def _held_by_others(path: str) -> bool:
-    """Whether a p2pd that is not this process's child uses the socket: other tests may run beside this one."""
-    for command in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            stem = os.path.basename(path).split("-", 2)[-1].encode()
-            if stem in Path(command).read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
-
-
-def forward(payload: bytes | bytearray, step: int = 0) -> Frame:
-    return Frame(Header(Kind.FORWARD, len(payload), step=step, stage=1), payload)
-
-
-async def next_of(peer: HivemindTransport, kind: type[TransportEvent]) -> Any:
-    while True:
-        event = await peer.receive()
-        if isinstance(event, kind):
-            return event
-
-
-async def frame_gets_through(sender: HivemindTransport, receiver: HivemindTransport, payload: bytes) -> None:
-    """Send until it arrives, as the step protocol does: a frame on its way when a link broke is lost."""
-    while True:
-        sender.send(receiver.peer_id, forward(payload))
-        try:
-            event = await asyncio.wait_for(next_of(receiver, FrameReceived), 2)
-        except TimeoutError:
-            continue
-        if event.frame.payload == payload:
-            return
+sys.path.insert(0, str(Path(__file__).parent))
+helpers = importlib.import_module("hivemind_peers")
+forward, frame_gets_through = helpers.forward, helpers.frame_gets_through
+next_of, run = helpers.next_of, helpers.run
+Make = helpers.Make
 
 
 def test_frames_both_ways(tmp_path: Path) -> None:
@@ -180,41 +109,6 @@ def test_a_killed_p2pd(tmp_path: Path) -> None:
     run(test, tmp_path)
 
 
-KILLED = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from peers.hivemind_transport import HivemindTransport
-from peers.leftovers import FolderLock
-
-async def main(folder):
-    with FolderLock(folder) as lock:
-        transport = await HivemindTransport.create(identity=folder / "identity")
-        lock.record(transport.daemon_pid, transport.sockets())
-        os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main(Path(sys.argv[1])))
-"""
-
-
-def test_leftovers_of_a_killed_daemon(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, timeout=300, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    left = json.loads((tmp_path / "daemon.json").read_text())
-    assert any(os.path.exists(path) for path in left["sockets"])
-    with FolderLock(tmp_path):
-        assert not any(os.path.exists(path) for path in left["sockets"])
-        assert not _runs(left["p2pd"])
-
-
-def _runs(pid: int) -> bool:
-    """Whether `pid` is a process that has not ended (one that nobody has waited for yet has no command line)."""
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
-
-
 def test_a_reader_that_does_not_read_stops_the_sender(tmp_path: Path) -> None:
     async def test(make: Make) -> None:
         a, b = await make("a"), await make("b")
@@ -230,83 +124,129 @@ def test_a_reader_that_does_not_read_stops_the_sender(tmp_path: Path) -> None:
     run(test, tmp_path)
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_close_just_after_a_send_to_a_peer_that_went_away(tmp_path: Path) -> None:
     async def test(make: Make) -> None:
-        with pytest.raises(NetworkError, match="nobody answered within 10 s") as caught:
-            await make("a", initial_peers=[NOBODY])
-        assert NOBODY in str(caught.value) and "\n" not in str(caught.value)
+        a, b = await make("a"), await make("b")
+        await a.connect(b.peer_id, await b.addresses())
+        await b.close()
+        a.send(b.peer_id, forward(b"too late"))
+        await next_of(a, LinkLost)
+        a.send(b.peer_id, forward(b"far too late"))
+        async with asyncio.timeout(20):
+            await a.close()
+
+    run(test, tmp_path)
+
+
+def test_the_end_of_the_own_p2pd_is_reported_once(tmp_path: Path) -> None:
+    async def test(make: Make) -> None:
+        a, b = await make("a"), await make("b")
+        await a.connect(b.peer_id, await b.addresses())
+        assert a.daemon_pid is not None
+        os.kill(a.daemon_pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            lost = await next_of(a, TransportLost)
+            assert "p2pd was killed by signal 9" in lost.reason
+            assert not await a.store("key", b"value", 60) and await a.fetch("key") is None
+            with pytest.raises(NetworkError):
+                await a.connect(b.peer_id, await b.addresses())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(next_of(a, TransportLost), 0.5)
+        async with asyncio.timeout(2):
+            await a.close()
+
+    run(test, tmp_path)
+
+
+def test_the_end_of_the_own_p2pd_is_told_behind_a_full_inbox(tmp_path: Path) -> None:
+    async def test(make: Make) -> None:
+        a, b = await make("a"), await make("b")
+        await b.connect(a.peer_id, await a.addresses())
+        async with asyncio.timeout(60):
+            for _ in range(2):  # together more than a's inbox holds
+                for step in range(INBOX_EVENTS // 2 + 10):
+                    b.send(a.peer_id, forward(b"", step))
+                await b.drain(60)
+            while a.counters.received[Kind.FORWARD].frames <= INBOX_EVENTS:
+                await asyncio.sleep(0.05)
+        assert a.daemon_pid is not None
+        os.kill(a.daemon_pid, signal.SIGKILL)
+        await next_of(b, LinkLost)
+        async with asyncio.timeout(20):
+            await next_of(a, TransportLost)
+
+    run(test, tmp_path)
+
+
+def test_close_is_no_loss_of_the_transport(tmp_path: Path) -> None:
+    async def test(make: Make) -> None:
         a = await make("a")
-        with pytest.raises(NetworkError, match="nobody answered"):
-            await a.connect(NOBODY.rpartition("/")[2], [NOBODY])
+        await a.close()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(next_of(a, TransportLost), 0.5)
 
     run(test, tmp_path)
 
 
-def test_users_mistakes(tmp_path: Path) -> None:
+def test_a_bad_peer_id_costs_one_link(tmp_path: Path) -> None:
     async def test(make: Make) -> None:
         a = await make("a")
-        (address,) = await a.addresses()
-        port = address.split("/")[4]
-        with pytest.raises(UserError, match=f"port {port}"):
-            await make("b", listen=[f"/ip4/127.0.0.1/tcp/{port}"])
-        with pytest.raises(UserError, match="does not exist"):
-            await make("no/such/folder/b")
-        with pytest.raises(UserError, match="expected a peer's address"):
-            await make("b", initial_peers=["127.0.0.1:4000"])
-        with pytest.raises(UserError, match="to announce"):
-            await make("b", announce=["/ip4/127.0.0.1/tcp/0"])
-        (tmp_path / "broken").write_bytes(b"not a key")
-        with pytest.raises(UserError, match="expected an identity file"):
-            await make("broken")
+        for bad in ("", "0OIl", "Zürich", "1" * 200):
+            with pytest.raises(NetworkError, match="expected a peer id"):
+                await a.connect(bad, [])
+            a.send(bad, forward(b"x"))
+            lost = await next_of(a, LinkLost)
+            assert lost.peer == bad and "no stream to the peer" in lost.reason
 
     run(test, tmp_path)
 
 
-def test_an_identity_in_use_is_refused(tmp_path: Path) -> None:
+def test_bad_addresses_do_not_spoil_good_ones(tmp_path: Path) -> None:
     async def test(make: Make) -> None:
-        a = await make("a")
-        await make("b", initial_peers=await a.addresses())
-        for name in ("a", "b"):
-            (tmp_path / f"copy of {name}").write_bytes((tmp_path / name).read_bytes())
-            with pytest.raises(UserError, match="already in the run"):
-                await make(f"copy of {name}", initial_peers=await a.addresses())
-        assert stat.S_IMODE((tmp_path / "copy of b").stat().st_mode) == 0o400
+        a, b = await make("a"), await make("b")
+        bad = ["/ip4/999.1.1.1/tcp/5", "/dns4/xn--zz.example/tcp/5", "/ip4/127.0.0.1/tcp/5/nonsense", "no address"]
+        await a.connect(b.peer_id, [*bad, *await b.addresses()])
+        await frame_gets_through(a, b, b"there")
 
     run(test, tmp_path)
 
 
-def test_records(tmp_path: Path) -> None:
+def test_a_forgotten_peer_still_gets_what_was_queued(tmp_path: Path) -> None:
     async def test(make: Make) -> None:
-        a = await make("a")
-        b, c = [await make(name, initial_peers=await a.addresses()) for name in ("b", "c")]
-        assert await b.fetch("view") is None
-        assert await b.store("view", b"one", 60)
-        assert await c.fetch("view") == b"one"
-        assert await c.store("view", b"two", 120)
-        assert await a.fetch("view") == b"two" and await b.fetch("view") == b"two"
-        assert not await b.store("view", b"late, but expires sooner", 60)
-        assert await b.fetch("view") == b"two"
-        with pytest.raises(ValueError, match="expected a record of at most"):
-            await b.store("view", bytes(2 << 20), 60)
+        a, b = await make("a"), await make("b")
+        await a.connect(b.peer_id, await b.addresses())
+        await b.connect(a.peer_id, await a.addresses())
+        for step in range(20):
+            a.send(b.peer_id, forward(bytes(300_000), step))
+        a.forget(b.peer_id)
+        assert {(await next_of(b, FrameReceived)).frame.header.step for _ in range(20)} == set(range(20))
+        await frame_gets_through(b, a, b"its streams stay")
+        await frame_gets_through(a, b, b"a new link")
 
     run(test, tmp_path)
 
 
-def test_guard_refuses_bad_records(tmp_path: Path) -> None:
+def test_a_forgotten_peer_that_went_away_is_not_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peers.link.PARTING_SECONDS", 0.5)
+
     async def test(make: Make) -> None:
-        asked: list[tuple[str, bytes]] = []
-
-        def guard(key: str, value: bytes) -> bool:
-            asked.append((key, value))
-            return value.startswith(b"signed")
-
-        careful = await make("careful", record_guard=guard)
-        careless = await make("careless", initial_peers=await careful.addresses())
-        await careless.store("view", b"forged", 60)
-        assert ("view", b"forged") in asked
-        assert await careful.fetch("view") is None
-        assert not await careful.store("mine", b"forged", 60)
-        assert await careless.store("view", b"signed", 90)
-        assert await careful.fetch("view") == b"signed"
+        a, b = await make("a"), await make("b")
+        await a.connect(b.peer_id, await b.addresses())
+        await b.close()
+        await next_of(a, LinkLost)
+        a.send(b.peer_id, forward(b"never written"))
+        a.forget(b.peer_id)
+        assert f"link to {b.peer_id}" in tasks()
+        await asyncio.sleep(1)
+        assert not {f"link to {b.peer_id}", f"parting with {b.peer_id}"} & tasks()
+        a.send(b.peer_id, forward(b"never written"))
+        a.forget(b.peer_id)
+        async with asyncio.timeout(20):
+            await a.close()  # while the link is parting
+        assert not {f"link to {b.peer_id}", f"parting with {b.peer_id}"} & tasks()
 
     run(test, tmp_path)
+
+
+def tasks() -> set[str]:
+    return {task.get_name() for task in asyncio.all_tasks()}

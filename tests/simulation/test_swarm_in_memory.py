@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 
 from peers import coordinator_daemon, peer_daemon, stage_worker
 from peers.coordinator_daemon import CoordinatorDaemon
+from peers.discovery import fetch_manifest
 from peers.memory_transport import MemoryNetwork
 from peers.opening import new_run
-from peers.peer_daemon import PeerDaemon, fetch_manifest
+from peers.peer_daemon import PeerDaemon
 from peers.peer_options import PeerOptions
 from peers.run_folder import RunFolder
 from peers.verify import verify
@@ -208,7 +210,7 @@ def test_other_data_is_refused(small_run: Callable[..., Any], tmp_path: Path) ->
 
 
 def test_a_forged_manifest_is_refused(small_run: Callable[..., Any]) -> None:
-    from protocol.records import record_key
+    from protocol.records import record_key, sign_record
 
     run = small_run()
     manifest, key = new_run(run.config, run.tokens)
@@ -217,7 +219,7 @@ def test_a_forged_manifest_is_refused(small_run: Callable[..., Any]) -> None:
 
     async def look() -> None:
         transport = MemoryNetwork(1).join("p")
-        record = forger.sign("manifest", manifest.to_json())
+        record = sign_record(forger, "manifest", manifest.to_json(), time.time() + 60)
         assert await transport.store(record_key(manifest.run_id, "manifest"), record, 60)
         with pytest.raises(UserError, match="not signed by the inviting coordinator"):
             await fetch_manifest(transport, invite)

@@ -1,13 +1,14 @@
 """The in-memory network: what it delivers, loses, delays and refuses, all from one seed."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from peers.memory_transport import MemoryNetwork, MemoryTransport
-from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, TransportEvent
+from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, TransportEvent, TransportLost
 from protocol.errors import NetworkError
 from protocol.frame import HEADER_BYTES, MAX_CONTROL_BYTES, Frame, Header, Kind, control
 
@@ -182,7 +183,7 @@ def test_records_expire_and_the_latest_to_expire_wins() -> None:
     async def test() -> None:
         network = MemoryNetwork(1)
         a, b = joined(network, "a", "b")
-        c = network.join("c", record_guard=lambda key, value: value != b"bad")
+        c = network.join("c", record_guard=lambda key, value, expires: value != b"bad" and expires < time.time() + 100)
         assert await a.fetch("key") is None
         assert await a.store("key", b"long", 60)
         assert not await a.store("key", b"short", 30)
@@ -190,7 +191,46 @@ def test_records_expire_and_the_latest_to_expire_wins() -> None:
         assert await a.store("key", b"bad", 90)
         assert await b.fetch("key") == b"bad" and await c.fetch("key") is None
         assert not await c.store("other", b"bad", 60)
+        assert not await c.store("other", b"good, but for too long", 200)
+        assert await a.store("other", b"good, but for too long", 200) and await c.fetch("other") is None
         assert await a.store("gone", b"x", -1.0)
         assert await a.fetch("gone") is None
+
+    run(test())
+
+
+def test_forget_ends_the_reports_on_a_peer_and_nothing_else() -> None:
+    async def test() -> None:
+        network = MemoryNetwork(1, delay=(0.02, 0.02))
+        a, b = joined(network, "a", "b")
+        await a.connect("b", [])
+        await b.connect("a", [])
+        a.send("b", forward(1))
+        a.forget("b")
+        a.forget("nobody")
+        b.send("a", forward(2))
+        assert steps(await events(b)) == [1] and steps(await events(a)) == [2]
+        network.crash("b")
+        network.restore("b")
+        assert await events(a) == []
+        a.send("b", forward(3))
+        assert steps(await events(b)) == [3]
+
+    run(test())
+
+
+def test_a_lost_transport_is_told_so_once_and_is_silent() -> None:
+    async def test() -> None:
+        network = MemoryNetwork(1)
+        a, b = joined(network, "a", "b")
+        await a.connect("b", [])
+        network.lose("b")
+        network.lose("b")
+        b.send("a", forward(1))
+        assert await events(b) == [TransportLost("the network daemon ended")]
+        assert await events(a) == [LinkLost("b", "the peer crashed")]
+        await b.close()
+        joined(network, "b")
+        assert await events(a) == [LinkRestored("b")]
 
     run(test())

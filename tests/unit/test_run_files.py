@@ -478,7 +478,7 @@ def test_totals_add_and_subtract() -> None:
 def test_the_summary_by_hand() -> None:
     """Two steps of this start, 60 tokens; the row of an earlier start counts for the run, not for the wire."""
     rows = [{"step": s, "loss": 6.0 - s, "tokens": 30, "seconds": t} for s, t in ((1, 9.0), (2, 2.0), (3, 4.0))]
-    wire = [WireTotals(600, 120, 0, 0, 60), WireTotals(0, 0, 480, 120, 24)]
+    wire = WireTotals(600, 120, 480, 120, 84)
     summary = summarise(TWO, rows, wire, wire_tokens=60)
     assert {name: value for name, value in summary.items() if name != "wire"} == {
         "steps": 3,
@@ -497,11 +497,13 @@ def test_the_summary_by_hand() -> None:
         "header_bytes": 240,
         "control_bytes": 84,
         "overhead_fraction": pytest.approx(324 / 1080),
+        "tokens": 60,
+        "totals": (600, 120, 480, 120, 84),
     }
 
 
 def test_the_summary_of_a_run_that_did_nothing() -> None:
-    summary = summarise(TWO, [], [], 0)
+    summary = summarise(TWO, [], WireTotals(), 0)
     assert (summary["steps"], summary["tokens"], summary["loss_last"]) == (0, 0, None)
     assert summary["wire"]["ratio_to_dense_bf16"] is None and summary["wire"]["overhead_fraction"] == 0.0
     json.dumps(summary)

@@ -14,7 +14,7 @@ from protocol.config import RunConfig, parse_config
 from protocol.errors import BadSignature, RemoteError, UserError
 from protocol.invite import Invite
 from protocol.manifest import Manifest, describe_difference
-from protocol.records import MANIFEST, PROGRESS, VIEW, is_coordinators, record_key
+from protocol.records import MANIFEST, PROGRESS, VIEW, is_coordinators, read_record, record_key, sign_record
 from protocol.signing import MAX_RECORD_BYTES, SigningKey, open_record
 
 KEY, OTHER = SigningKey(bytes(range(32))), SigningKey(bytes(32))
@@ -85,7 +85,7 @@ def test_a_record_is_refused_at_every_depth_of_nesting() -> None:
     for depth in range(800, 1010):
         body = "[" * depth + "]" * depth
         record = f'{{"kind":"view","body":{body},"key":"{KEY.public}","signature":"00"}}'.encode()
-        assert not is_coordinators(record_key("run-1", VIEW), record, KEY.public)
+        assert not is_coordinators(record_key("run-1", VIEW), record, 1.0, KEY.public)
 
 
 def test_every_changed_bit_of_a_record_is_noticed() -> None:
@@ -104,10 +104,19 @@ def test_every_changed_bit_of_a_record_is_noticed() -> None:
 def test_dht_records_are_the_coordinators_and_under_their_own_name() -> None:
     key = record_key("run-1", VIEW)
     assert key == "isthmus/run-1/view"
-    assert is_coordinators(key, KEY.sign(VIEW, BODY), KEY.public)
-    assert not is_coordinators(key, OTHER.sign(VIEW, BODY), KEY.public)
-    assert not is_coordinators(record_key("run-1", PROGRESS), KEY.sign(VIEW, BODY), KEY.public)
-    assert not is_coordinators(key, b"junk", KEY.public)
+    record = sign_record(KEY, VIEW, BODY, expires=1000.0)
+    assert read_record(record, VIEW, KEY.public) == BODY
+    assert is_coordinators(key, record, 1000.0, KEY.public)
+    assert not is_coordinators(key, sign_record(OTHER, VIEW, BODY, 1000.0), 1000.0, KEY.public)
+    assert not is_coordinators(record_key("run-1", PROGRESS), record, 1000.0, KEY.public)
+    assert not is_coordinators(key, b"junk", 1000.0, KEY.public)
+    assert not is_coordinators(key, KEY.sign(VIEW, BODY), 1000.0, KEY.public)
+
+
+def test_an_old_dht_record_cannot_be_made_to_last() -> None:
+    record = sign_record(KEY, VIEW, BODY, expires=1000.0)
+    assert is_coordinators(record_key("run-1", VIEW), record, 1004.0, KEY.public), "clocks differ a little"
+    assert not is_coordinators(record_key("run-1", VIEW), record, 1600.0, KEY.public)
 
 
 # The invite

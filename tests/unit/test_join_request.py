@@ -1,0 +1,50 @@
+"""A request to join is bounded before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadFrame
+from protocol.join_request import LONGEST_ADDRESS, MOST_ADDRESSES, MOST_STEPS, join_message, parse_join
+
+GOOD = join_message(["/ip4/127.0.0.1/tcp/1/p2p/Qm"], {0: [10, 20], 2: []}, "5e55")
+
+
+def test_comes_back_as_it_was_sent() -> None:
+    asked = parse_join("peer", json.loads(json.dumps(GOOD)), stages=3)
+    assert (asked.peer, asked.addresses, asked.session) == ("peer", ("/ip4/127.0.0.1/tcp/1/p2p/Qm",), "5e55")
+    assert asked.checkpoints == {0: (10, 20), 2: ()}
+
+
+def test_the_newest_steps_are_told_when_there_are_too_many() -> None:
+    message = join_message([], {0: list(range(5000))}, "")
+    assert parse_join("peer", message, 1).checkpoints[0][-1] == 4999
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"addresses": None},
+        {"addresses": "abc"},
+        {"addresses": [1]},
+        {"addresses": ["x"] * (MOST_ADDRESSES + 1)},
+        {"addresses": ["x" * (LONGEST_ADDRESS + 1)]},
+        {"session": None},
+        {"session": "s" * 65},
+        {"checkpoints": []},
+        {"checkpoints": {"3": [1]}},
+        {"checkpoints": {"-1": [1]}},
+        {"checkpoints": {"00": [1]}},
+        {"checkpoints": {"0": 5}},
+        {"checkpoints": {"0": ["1"]}},
+        {"checkpoints": {"0": [True]}},
+        {"checkpoints": {"0": [1] * (MOST_STEPS + 1)}},
+    ],
+    ids=str,
+)
+def test_anything_else_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BadFrame, match="to join"):
+        parse_join("peer", {**GOOD, **change}, stages=3)
