@@ -40,8 +40,11 @@ class Screen:
         self._last_step = last_step
         form, width = self._config.boundary.form, self._config.boundary_width
         self.say(
-            f"training from step {first_step} to {last_step}; boundary: {form}, {width} of {self._config.model.dim} "
-            f"numbers per token; unigram baseline: {self._unigram:.3f} nats"
+            f"all {self._config.pipeline.stages} stages have a peer; training from step {first_step} to {last_step}"
+        )
+        self.say(
+            f"boundary: {form}, {width} of {self._config.model.dim} numbers per token; "
+            f"unigram baseline: {self._unigram:.3f} nats"
         )
         if self._console.is_terminal:
             self._progress = Progress(

@@ -156,9 +156,15 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
     say(f"ended after step {end.step} of {opened.manifest.config.train.steps}: {end.reason}")
     if rows and opened.folder.report.exists():
         screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)
-    unfinished = end.step < opened.manifest.config.train.steps
-    if unfinished and end.step:
-        say(f"  go on     isthmus launch --resume {opened.folder.root}  (or coordinator start --resume, and its peers)")
+    if 0 < end.step < opened.manifest.config.train.steps:
+        say(f"  go on     {_way_on(opened.folder)}")
     if end.failed:
         return 1
     return INTERRUPTED if interrupted and end.step < opened.last_step else 0
+
+
+def _way_on(folder: RunFolder) -> str:
+    """The command that goes on with the run: its peers must find the checkpoints that they wrote."""
+    if folder.peer(0).exists():
+        return f"isthmus launch --resume {folder.root}"
+    return f"isthmus coordinator start --resume {folder.root}, and each peer as before"
