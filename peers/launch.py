@@ -25,7 +25,8 @@ from protocol.errors import UserError
 Say = Callable[[str], None]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
-STOP_SECONDS = 120.0
+STOP_SECONDS = 600.0  # two steps of a large model; a second Ctrl-C waits for nothing
+FAILED_SECONDS = 120.0  # the coordinator notices a lost peer in less
 TERM_SECONDS = 10.0
 POLL_SECONDS = 0.2
 
@@ -120,7 +121,7 @@ class Swarm:
         self.say(f"peer {self.failed_peer} ended with exit code {code}: {_last_line(log)} (see {log})")
         # The coordinator may not have met it yet, and would wait for it for ever.
         self.coordinator.send_signal(signal.SIGINT)
-        self._stop_deadline = time.monotonic() + STOP_SECONDS
+        self._stop_deadline = time.monotonic() + FAILED_SECONDS
 
     def _end_all(self) -> None:
         running = [p for p in (*self.peers, self.coordinator) if p is not None]

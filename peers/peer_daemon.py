@@ -115,9 +115,12 @@ class PeerDaemon:
             await self._join()
             while self._end is None:
                 await self._next()
+        except UserError:
+            raise
         except Exception as error:
-            if not isinstance(error, UserError):
-                self._tell({"type": "failed", "reason": _reason(error)})
+            self._tell({"type": "failed", "reason": _reason(error)})
+            if isinstance(error, RemoteError):
+                raise RunFailed(f"this stage cannot go on with what it was sent: {error}") from error
             raise
         finally:
             await self._close()

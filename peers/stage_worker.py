@@ -26,6 +26,7 @@ from peers.transport import Transport
 from protocol.config import RunConfig
 from protocol.errors import RemoteError
 from protocol.frame import Buffer, Frame, Header
+from protocol.membership import short_peer
 from protocol.model.engine import StageEngine
 from protocol.schedule import learning_rate
 from protocol.stage_machine import (
@@ -121,7 +122,7 @@ class StageWorker:
             case Send():
                 self._parts.transport.send(effect.peer, self._frame(effect))
             case Refuse(peer, reason):
-                logger.warning("refused what %s sent: %s", peer[-8:], reason)
+                logger.warning("refused what %s sent: %s", short_peer(peer), reason)
             case StepApplied(step):
                 self._report(step)
 
