@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from protocol import strict_json
 from protocol.errors import ConfigError
 
 
@@ -158,8 +158,7 @@ class RunConfig(_Section):
 
     def hash(self) -> str:
         """SHA-256 of the configuration in canonical JSON, hexadecimal."""
-        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return hashlib.sha256(strict_json.canonical(self.model_dump())).hexdigest()
 
 
 def parse_config(values: dict[str, Any], origin: str) -> RunConfig:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from protocol import strict_json
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, RemoteError
 from protocol.frame import PROTOCOL_VERSION
@@ -32,8 +32,8 @@ class Manifest:
     @property
     def run_id(self) -> str:
         """The run's id: its name and 12 digits of the manifest's hash."""
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return f"{self.config.name}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"
+        digest = hashlib.sha256(strict_json.canonical(self.to_json())).hexdigest()
+        return f"{self.config.name}-{digest[:12]}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""

@@ -66,4 +66,4 @@ def open_record(record: bytes, kind: str, public: str) -> dict[str, Any]:
 
 
 def _message(kind: str, body: Any) -> bytes:
-    return json.dumps([kind, body], sort_keys=True, separators=(",", ":")).encode()
+    return strict_json.canonical([kind, body])

@@ -1,4 +1,4 @@
-"""JSON from the network: what Python's parser lets pass but no peer of ours sends is refused here, once.
+"""JSON between peers: one spelling to sign and hash, and strict reading. What Python's parser lets pass but no peer of ours sends is refused here, once.
 
 Python reads NaN, Infinity and 1e999 as floats, and integers of thousands of digits. Each would surprise arithmetic
 further in.
@@ -21,6 +21,11 @@ def loads(raw: bytes) -> Any:
         return json.loads(raw, parse_constant=_refuse, parse_float=_finite_float, parse_int=_bounded_int)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of `value` that hashes and signatures are made over."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _refuse(text: str) -> float:

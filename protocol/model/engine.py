@@ -51,9 +51,7 @@ class StageEngine:
         self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train)
         self._codec: Codec = CODECS[config.boundary.codec]
         self._kept: dict[tuple[int, int], _Kept] = {}
-        train = config.train
-        self._ids_shape = (train.microbatch_size, train.sequence_length + 1)
-        self._coordinates_shape = (train.microbatch_size, train.sequence_length, config.boundary_width)
+        self._ids_shape, self._coordinates_shape = _payload_shapes(config)
 
     @property
     def codec_tag(self) -> int:
@@ -165,8 +163,12 @@ class StageEngine:
 
 def payload_limits(config: RunConfig) -> tuple[int, int]:
     """The exact payload bytes of a forward and of a backward frame of this run, by its own codec's declaration."""
-    train = config.train
-    coordinates = (train.microbatch_size, train.sequence_length, config.boundary_width)
+    ids, coordinates = _payload_shapes(config)
     body = CODECS[config.boundary.codec].payload_bytes(coordinates)
-    ids = train.microbatch_size * (train.sequence_length + 1) * id_bytes(config.data.vocab_size)
-    return ids + body, body
+    return ids[0] * ids[1] * id_bytes(config.data.vocab_size) + body, body
+
+
+def _payload_shapes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """The shapes of the ids `[B, T + 1]` and of the coordinates `[B, T, K]` in a frame."""
+    batch, length = config.train.microbatch_size, config.train.sequence_length
+    return (batch, length + 1), (batch, length, config.boundary_width)
