@@ -1,7 +1,7 @@
-"""JSON between peers: one spelling to sign and hash, and strict reading. What Python's parser lets pass but no peer of ours sends is refused here, once.
+"""JSON between peers: one spelling to hash and sign, and strict reading.
 
-Python reads NaN, Infinity and 1e999 as floats, and integers of thousands of digits. Each would surprise arithmetic
-further in.
+What Python's parser lets pass but no peer of ours sends is refused here, once: Python reads NaN, Infinity and 1e999
+as floats, and integers of thousands of digits. Each would surprise arithmetic further in.
 """
 
 from __future__ import annotations
