@@ -50,11 +50,16 @@ class ModelConfig(_Section):
 class BoundaryConfig(_Section):
     """What crosses between two stages."""
 
-    form: Literal["bottleneck", "reparam", "none"] = Field(
+    form: Literal["bottleneck", "projected", "reparam", "none"] = Field(
         "bottleneck",
-        description="bottleneck: stages full-rank, the boundary narrows; reparam: output matrices U @ Z; none: dense",
+        description="bottleneck: stages full-rank, the boundary narrows; projected: full-size output matrices kept "
+        "inside span(U); reparam: output matrices U @ Z; none: dense",
     )
     rank: int = Field(16, ge=1, description="k: numbers per token that cross (unused by form none)")
+    scaled_basis: bool = Field(
+        False,
+        description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
+    )
     codec: Literal["float32", "bfloat16"] = Field("bfloat16", description="type of each number on the wire")
     fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
     stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")

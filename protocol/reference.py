@@ -12,7 +12,7 @@ import torch
 
 from compression.codec import CODECS, wire_round_trip
 from protocol.config import RunConfig
-from protocol.model.stage import Stage, whole_model_names
+from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
 
@@ -22,7 +22,9 @@ class ReferenceRun:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._stages = [Stage(config, index) for index in range(config.pipeline.stages)]
-        self._optimizers = [StageOptimizer(whole_model_names(stage), config.train) for stage in self._stages]
+        self._optimizers = [
+            StageOptimizer(whole_model_names(stage), config.train, confinement(stage)) for stage in self._stages
+        ]
         self._codec = CODECS[config.boundary.codec]
 
     def loss(self, ids: np.ndarray) -> torch.Tensor:

@@ -21,7 +21,7 @@ from compression.token_ids import decode_ids, encode_ids, id_bytes
 from protocol.config import RunConfig
 from protocol.errors import RemoteError, RunFailed
 from protocol.frame import Buffer
-from protocol.model.stage import Stage, whole_model_names
+from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
 
@@ -48,7 +48,7 @@ class StageEngine:
     def __init__(self, config: RunConfig, index: int, device: str = "cpu") -> None:
         self.config, self.device = config, torch.device(device)
         self.stage = Stage(config, index).to(self.device)
-        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train)
+        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train, confinement(self.stage))
         self._codec: Codec = CODECS[config.boundary.codec]
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._ids_shape, self._coordinates_shape = _payload_shapes(config)
