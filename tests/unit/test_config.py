@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "1d0a8b6d17e3e86ad6b237165f43cfa6878f60d8204bf2c748e9362b37bde45f"
+DEFAULT_HASH = "273f430cc022657f728a24135e9649d1a6ecf5de7f29a41477bbd3a23952d7de"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -128,7 +128,10 @@ def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
 OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
-                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5}  # fmt: skip
+                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
+                          "scale": "float8", "levels": "uniform", "rotation": "hadamard",
+                          "lossless": "zstd"}  # fmt: skip
+BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
 
 
 def other_values() -> list[dict[str, Any]]:
@@ -140,7 +143,7 @@ def other_values() -> list[dict[str, Any]]:
             continue
         for field, default in value:
             other = OTHERS.get(field, not default if isinstance(default, bool) else default * 2 if default else 5)
-            found.append({name: {field: other, **({"path": "x"} if field == "source" else {})}})
+            found.append({name: {field: other, **BESIDE.get(field, {})}})
     return found
 
 
