@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from convergence.jobs import chosen_arms
 from convergence.plan import PlannedArm, choose_groups, read_plan
 from peers.cli.common import complain, say, set_up_logging
 from protocol.errors import IsthmusError
@@ -67,6 +68,4 @@ def show(
 
 
 def _arms(plan: Path, group: str | None, only: str | None) -> list[PlannedArm]:
-    from convergence.runner import chosen_arms
-
     return chosen_arms(choose_groups(read_plan(plan), group), only)

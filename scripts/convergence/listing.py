@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from convergence import results
+from convergence.jobs import readable, remaining_jobs, seconds_left
 from convergence.plan import PlannedArm
 from convergence.results import Results
-from convergence.runner import readable, remaining_jobs, seconds_left
 from convergence.sweep import best_rate
 from peers.cli.common import say
 
