@@ -71,3 +71,7 @@ class ReferenceRun:
             gradients |= {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
             optimizer.apply(step)
         return losses, gradients
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """Weights and optimiser moments of stage `index`, as `StageEngine.load` takes them."""
+        return self._optimizers[index].state()
