@@ -1,8 +1,8 @@
 """The arithmetic of one stage: payloads in, payloads out. The daemon's compute thread and the tests run this code.
 
-A forward frame's payload is `ids | coordinates`, a backward frame's the gradient of the coordinates. The ids are
-the microbatch's T inputs and the one token after them, `[B, T + 1]`, so the last stage has its targets and no peer
-but the first needs the data.
+A forward frame's payload is `ids | coordinates`, a backward frame's the gradient of the coordinates. The ids are what
+the task carries of a microbatch (`protocol.task`): of text the T inputs and the one token after them, `[B, T + 1]`, of
+images the labels. So the last stage has its targets, and no peer but the first needs the data.
 
 Gradients are summed in the order of the calls to `backward`; the work order makes that order the same in every
 run, so that a run repeats to the last bit.
@@ -51,6 +51,7 @@ class StageEngine:
         self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train)
         self._codec: Codec = CODECS[config.boundary.codec]
         self._kept: dict[tuple[int, int], _Kept] = {}
+        self._task = config.task
         self._ids_shape, self._coordinates_shape = _payload_shapes(config)
 
     @property
@@ -59,7 +60,7 @@ class StageEngine:
         return self._codec.tag
 
     def forward_ids(self, step: int, microbatch: int, ids: np.ndarray) -> Forwarded:
-        """The first stage's forward. `ids` is `[B, T + 1]`."""
+        """The first stage's forward. `ids` is the whole microbatch, `[B, N]`."""
         return self._forward((step, microbatch), torch.from_numpy(ids.astype(np.int64)), None)
 
     def forward(self, step: int, microbatch: int, payload: Buffer, codec: int) -> Forwarded:
@@ -125,10 +126,11 @@ class StageEngine:
         if loss is not None:
             return Forwarded(None, loss)
         body = self._encode(output, f"coordinates of step {key[0]}, microbatch {key[1]}")
-        return Forwarded(b"".join((encode_ids(ids.numpy(), self.config.data.vocab_size), body)), None)
+        carried = ids[:, -self._task.carried :].numpy()
+        return Forwarded(b"".join((encode_ids(carried, self._task.alphabet), body)), None)
 
     def _run(self, kept: _Kept) -> tuple[torch.Tensor, float | None]:
-        inputs, targets = kept.ids[:, :-1], kept.ids[:, 1:]
+        inputs, targets = kept.ids[:, :-1], kept.ids[:, self._task.first_target :]
         output = self.stage(inputs, kept.coordinates)
         if not self.stage.is_last:
             return output, None
@@ -151,11 +153,11 @@ class StageEngine:
             raise RemoteError(str(error)) from error
 
     def _decode_forward(self, payload: Buffer, tag: int) -> tuple[torch.Tensor, torch.Tensor]:
-        vocab = self.config.data.vocab_size
-        split = self._ids_shape[0] * self._ids_shape[1] * id_bytes(vocab)
+        alphabet = self._task.alphabet
+        split = self._ids_shape[0] * self._ids_shape[1] * id_bytes(alphabet)
         view = memoryview(payload)
         try:
-            ids = torch.from_numpy(decode_ids(view[:split], self._ids_shape, vocab))
+            ids = torch.from_numpy(decode_ids(view[:split], self._ids_shape, alphabet))
         except CodecError as error:
             raise RemoteError(str(error)) from error
         return ids, self._decode(view[split:], tag)
@@ -165,10 +167,10 @@ def payload_limits(config: RunConfig) -> tuple[int, int]:
     """The exact payload bytes of a forward and of a backward frame of this run, by its own codec's declaration."""
     ids, coordinates = _payload_shapes(config)
     body = CODECS[config.boundary.codec].payload_bytes(coordinates)
-    return ids[0] * ids[1] * id_bytes(config.data.vocab_size) + body, body
+    return ids[0] * ids[1] * id_bytes(config.task.alphabet) + body, body
 
 
 def _payload_shapes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """The shapes of the ids `[B, T + 1]` and of the coordinates `[B, T, K]` in a frame."""
-    batch, length = config.train.microbatch_size, config.train.sequence_length
-    return (batch, length + 1), (batch, length, config.boundary_width)
+    """The shapes of the ids (text: `[B, T + 1]`) and of the coordinates `[B, T, K]` in a frame."""
+    batch, task = config.train.microbatch_size, config.task
+    return (batch, task.carried), (batch, task.positions, config.boundary_width)
