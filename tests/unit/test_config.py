@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "3a65486bd370314c9a464cfc8166c411d66dc6370539c6919e6dc65c7b8d79de"
+DEFAULT_HASH = "3ebf6bc1158f1ee30e824c9221c53081b4bfed27469e6d4dde7cdebbab009c01"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -129,7 +129,7 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
                           "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
-                          "scale": "float8", "levels": "uniform", "rotation": "hadamard",
+                          "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
                           "lossless": "zstd"}  # fmt: skip
 BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
 
