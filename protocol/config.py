@@ -53,11 +53,16 @@ CodecName = Literal["float32", "bfloat16", "int8", "int6", "int4", "int3", "int2
 class BoundaryConfig(_Section):
     """What crosses between two stages."""
 
-    form: Literal["bottleneck", "reparam", "none"] = Field(
+    form: Literal["bottleneck", "projected", "reparam", "none"] = Field(
         "bottleneck",
-        description="bottleneck: stages full-rank, the boundary narrows; reparam: output matrices U @ Z; none: dense",
+        description="bottleneck: stages full-rank, the boundary narrows; projected: full-size output matrices kept "
+        "inside span(U); reparam: output matrices U @ Z; none: dense",
     )
     rank: int = Field(16, ge=1, description="k: numbers per token that cross (unused by form none)")
+    scaled_basis: bool = Field(
+        False,
+        description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
+    )
     codec: CodecName = Field(
         "bfloat16",
         description="what each coordinate is on the wire; int*: quantised, rounded to nearest; topk: a baseline",

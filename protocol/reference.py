@@ -14,7 +14,7 @@ from compression.codec import Rounding, wire_round_trip
 from protocol.config import RunConfig
 from protocol.model.engine import gradient_rounding
 from protocol.model.payload import codecs
-from protocol.model.stage import Stage, whole_model_names
+from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
 
@@ -24,7 +24,9 @@ class ReferenceRun:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._stages = [Stage(config, index) for index in range(config.pipeline.stages)]
-        self._optimizers = [StageOptimizer(whole_model_names(stage), config.train) for stage in self._stages]
+        self._optimizers = [
+            StageOptimizer(whole_model_names(stage), config.train, confinement(stage)) for stage in self._stages
+        ]
         self._codecs = codecs(config)
 
     def loss(self, ids: np.ndarray, step: int | None = None, microbatch: int = 0) -> torch.Tensor:
@@ -69,3 +71,7 @@ class ReferenceRun:
             gradients |= {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
             optimizer.apply(step)
         return losses, gradients
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """Weights and optimiser moments of stage `index`, as `StageEngine.load` takes them."""
+        return self._optimizers[index].state()

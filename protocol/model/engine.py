@@ -22,7 +22,7 @@ from protocol.config import RunConfig
 from protocol.errors import RemoteError, RunFailed
 from protocol.frame import Buffer, Kind
 from protocol.model.payload import codecs, coordinates_shape, ids_bytes, ids_shape
-from protocol.model.stage import Stage, whole_model_names
+from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
 
@@ -49,7 +49,7 @@ class StageEngine:
     def __init__(self, config: RunConfig, index: int, device: str = "cpu") -> None:
         self.config, self.device = config, torch.device(device)
         self.stage = Stage(config, index).to(self.device)
-        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train)
+        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train, confinement(self.stage))
         self._codecs = codecs(config)
         self._kept: dict[tuple[int, int], _Kept] = {}
 

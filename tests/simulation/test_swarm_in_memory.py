@@ -115,7 +115,7 @@ def losses(root: Path) -> list[float]:
     return [row["loss"] for row in RunFolder(root).rows()]
 
 
-@pytest.mark.parametrize("form", ["bottleneck", "reparam", "none"])
+@pytest.mark.parametrize("form", ["bottleneck", "projected", "reparam", "none"])
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "int4"])
 def test_equals_one_process(form: str, codec: str, small_run: Callable[..., Any], tmp_path: Path) -> None:
     run = small_run(boundary={"form": form, "codec": codec})
@@ -134,9 +134,7 @@ INT4 = {"codec": "int4"}
 ZSTD = {"codec": "int3", "gradient_codec": "int4", "lossless": "zstd"}
 
 
-@pytest.mark.parametrize(
-    ("boundary", "seed"), [(EXACT, 0), (EXACT, 1), (INT4, 2), (INT4, 3), (ZSTD, 4)], ids=str
-)
+@pytest.mark.parametrize(("boundary", "seed"), [(EXACT, 0), (EXACT, 1), (INT4, 2), (INT4, 3), (ZSTD, 4)], ids=str)
 def test_exact_over_a_bad_network(
     boundary: dict[str, Any], seed: int, small_run: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "3ebf6bc1158f1ee30e824c9221c53081b4bfed27469e6d4dde7cdebbab009c01"
+DEFAULT_HASH = "77cca98dc60ac6f5637a941e7e4165919edb1fbe63dfb5f92f3d6b3466026b52"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -53,7 +53,7 @@ def test_derived_numbers() -> None:
         ({"model": {"qk_norm": 1}}, "model.qk_norm: input should be a valid boolean, got 1"),
         ({"model": {"dtype": "float16"}}, "model.dtype: input should be 'float32' or 'bfloat16', got 'float16'"),
         ({"model": 5}, "model: input should be a valid dictionary or instance of ModelConfig, got 5"),
-        ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'reparam' or 'none', got 'svd'"),
+        ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'projected', 'reparam' or 'none', got 'svd'"),
         ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
         ({"train": {"beta2": 1.0}}, "train.beta2: input should be less than 1, got 1.0"),
         ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: input should be a finite number, got nan"),

@@ -23,7 +23,7 @@ from protocol.model.payload import payload_rules
 from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
 
-FORMS = ("bottleneck", "reparam", "none")
+FORMS = ("bottleneck", "projected", "reparam", "none")
 VOCAB, BATCH, LENGTH, MICROBATCHES = 260, 2, 6, 3
 Tensors = dict[str, torch.Tensor]
 
