@@ -84,7 +84,7 @@ class BoundaryConfig(_Section):
         None, description="the same for gradients, where int* rounds at random and without bias; none: as codec"
     )
     block: int = Field(64, ge=1, description="most numbers of a token that share a scale, in int* codecs")
-    scale: Literal["bfloat16", "float8"] = Field("bfloat16", description="type of the scales of int* codecs")
+    scale: Literal["bfloat16", "float8"] = Field("float8", description="type of the scales of int* codecs")
     levels: Literal["uniform", "normal"] = Field(
         "normal", description="levels of int4, int3 and int2: normal: for Gaussian numbers; uniform: equally spaced"
     )

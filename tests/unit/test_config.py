@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "3c385984ca7ac32ff1ccb01bde2795d198fb15d021e63dd52039c591ae52912d"
+DEFAULT_HASH = "0d4fff0f940c640bafc0b4ea7fbbf5cdd0599f7b3dd97f30ca18368ce63d7930"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -147,7 +147,7 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
                           "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
-                          "scale": "float8", "levels": "uniform", "rotation": "hadamard",
+                          "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
                           "lossless": "zstd", "family": "vit", "pooling": "class",
                           "optimizer": "muon", "momentum": 0.5}  # fmt: skip
 BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
