@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compression.codec import CODECS
-from compression.token_ids import id_bytes
-from protocol.config import RunConfig
-from protocol.model.engine import StageEngine
+from convergence.meter import Case
+from protocol.config import BoundaryConfig, RunConfig
+from protocol.model.engine import StageEngine, payload_limits
 from protocol.reference import ReferenceRun
+
+# Trained without rounding, to see a form by itself: nobody would send it, and dense in float32 would flatter the rest.
+METERED_AS = {"float32": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,53 @@ def measure(engines: list[StageEngine], ids: np.ndarray) -> Wire:
     return Wire(forward / tokens, backward / tokens) if tokens else Wire(0.0, 0.0)
 
 
-def declared(codec: str, batch: int, length: int, width: int, vocab: int) -> Wire:
-    """What `codec` declares for coordinates `[batch, length, width]`, and the ids of a forward."""
-    tokens = batch * length
-    body = CODECS[codec].payload_bytes((batch, length, width)) / tokens
-    return Wire(body + batch * (length + 1) * id_bytes(vocab) / tokens, body)
+def declared(config: RunConfig) -> Wire:
+    """What the codecs of `config` declare for one of its microbatches, and the ids of a forward."""
+    forward, backward = payload_limits(config)
+    return Wire(forward / config.tokens_per_microbatch, backward / config.tokens_per_microbatch)
+
+
+def at_case(config: RunConfig, case: Case, microbatches: int) -> RunConfig:
+    """`config` at the width, length, vocabulary and microbatch of `case`, with its own d/k, bits and scales.; see `as_metered`.
+
+    Only what a payload is made of is right in the result.
+    """
+    config, model = as_metered(config), config.model
+    boundary = config.boundary
+    rank = max(1, round(boundary.rank * case.dim / model.dim))
+    size = case.tokens // case.sequence_length // microbatches
+    train = config.train.model_copy(update={"microbatch_size": size, "sequence_length": case.sequence_length})
+    return config.model_copy(
+        update={
+            "model": model.model_copy(update={"dim": case.dim}),
+            "boundary": boundary.model_copy(update={"rank": rank}),
+            "data": config.data.model_copy(update={"vocab_size": case.vocab}),
+            "train": train,
+        }
+    )
+
+
+def as_metered(config: RunConfig) -> RunConfig:
+    """`config` with coordinates in bfloat16 if they were trained in float32."""
+    codec = METERED_AS.get(config.boundary.codec, config.boundary.codec)
+    return config.model_copy(update={"boundary": config.boundary.model_copy(update={"codec": codec})})
+
+
+def metered(config: RunConfig, measured: Wire, metered: RunConfig) -> Wire:
+    """Bytes per token of `metered`, a variant of `config`: declared, times what payloads measured of their declaration.
+
+    That factor is 1 but for codecs that declare an upper limit (lossless packing).
+    """
+    own, other = declared(config), declared(metered)
+    return Wire(other.forward * measured.forward / own.forward, other.backward * measured.backward / own.backward)
+
+
+def dense_at_case(case: Case, microbatches: int) -> Wire:
+    """Bytes per token of the dense model in bfloat16."""
+    dense = RunConfig(boundary=BoundaryConfig(form="none", codec="bfloat16"))
+    return declared(at_case(dense, case, microbatches))
+
+
+def codec_label(config: RunConfig) -> str:
+    """The codec in a table's words: every field of it that is not as it is by default."""
+    return config.boundary.codec.replace("bfloat16", "bf16")
