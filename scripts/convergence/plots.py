@@ -38,7 +38,7 @@ def _bytes(axes: Any, group: GroupSummary) -> None:
     _target_line(axes, group)
     axes.set(
         xscale="log",
-        xlabel="bytes per token, forward + backward",
+        xlabel="bytes per token, forward + backward (float32 counted as bf16)",
         ylabel=_LOSS,
         title="loss against bytes (float32 counted as bf16)",
     )

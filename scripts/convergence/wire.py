@@ -60,7 +60,7 @@ def declared(config: RunConfig) -> Wire:
 
 
 def at_case(config: RunConfig, case: Case, microbatches: int) -> RunConfig:
-    """`config` at the width, length, vocabulary and microbatch of `case`, with its own d/k, bits and scales.; see `as_metered`.
+    """`config` at the width, length, vocabulary and microbatch of `case`, as it is metered.
 
     Only what a payload is made of is right in the result.
     """
