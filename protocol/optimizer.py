@@ -2,18 +2,21 @@
 
 AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101). The gradient norm that is clipped is *this stage's*: a norm of
 the whole model would need every stage to wait for every other in each step. Parameters in bfloat16 are updated in
-float32 copies, since small updates vanish in 8 bits of mantissa.
+float32 copies, since small updates vanish in 8 bits of mantissa. Matrices of full size that must stay in span(U) have
+an update of their own (`protocol.confined_adamw`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from protocol.config import TrainConfig
+from protocol.confined_adamw import ConfinedAdamW, Confinement, shared_shape
 from protocol.errors import RunFailed
 from protocol.schedule import learning_rate
 
@@ -21,22 +24,32 @@ from protocol.schedule import learning_rate
 class StageOptimizer:
     """AdamW over a stage's named parameters."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], train: TrainConfig) -> None:
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], train: TrainConfig, confined: Confinement | None = None
+    ) -> None:
         self._train = train
         self._parameters = parameters
         self._masters = {name: self._master(parameter) for name, parameter in parameters.items()}
-        decayed = [master for name, master in self._masters.items() if _is_decayed(name, master)]
-        plain = [master for name, master in self._masters.items() if not _is_decayed(name, master)]
-        groups = [
-            {"params": decayed, "weight_decay": train.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
+        self._axes = {} if confined is None else confined.axes
+        settings: dict[str, Any] = {
+            "lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon,
+        }  # fmt: skip
+        self._adams: list[torch.optim.Optimizer] = [torch.optim.AdamW(self._groups(), **settings)]
+        self._confined = None if confined is None else ConfinedAdamW(self._groups(0, 1), confined.basis_DK, **settings)
+        if self._confined is not None:
+            self._adams.append(self._confined)
+
+    def _groups(self, *axes: int) -> list[dict[str, Any]]:
+        """The parameters that are confined along one of `axes` (without: the free ones), by axis and weight decay."""
+        found: dict[tuple[int | None, bool], list[torch.Tensor]] = {}
+        for name, master in self._masters.items():
+            axis = self._axes.get(name)
+            if axis in (axes or (None,)):
+                found.setdefault((axis, _is_decayed(name, master)), []).append(master)
+        return [
+            {"params": masters, "axis": axis, "weight_decay": self._train.weight_decay if decayed else 0.0}
+            for (axis, decayed), masters in found.items()
         ]
-        self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=train.learning_rate,
-            betas=(train.beta1, train.beta2),
-            eps=train.epsilon,
-        )
 
     @staticmethod
     def _master(parameter: nn.Parameter) -> torch.Tensor:
@@ -59,15 +72,18 @@ class StageOptimizer:
             master = self._masters[name]
             if master is not parameter:
                 master.grad = None if parameter.grad is None else parameter.grad.float()
+        if self._confined is not None:
+            self._confined.project_gradients()
         norm = _clip(self._masters.values(), self._train.clip_norm)
         if not math.isfinite(norm):
             raise RunFailed(
                 f"expected a finite gradient in step {step}, got norm {norm}: "
                 "lower train.learning_rate, then resume from the last checkpoint"
             )
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate(step, self._train)
-        self._adam.step()
+        for adam in self._adams:
+            for group in adam.param_groups:
+                group["lr"] = learning_rate(step, self._train)
+            adam.step()
         self._write_back()
         return norm
 
@@ -82,11 +98,18 @@ class StageOptimizer:
         """Weights (the float32 copies where they exist) and moments, by `weight/NAME`, `moment1/NAME`, ..."""
         state: dict[str, torch.Tensor] = {}
         for name, master in self._masters.items():
-            moments = self._adam.state.get(master, {})
+            moments = self._adam_of(name).state.get(master, {})
             state[f"weight/{name}"] = master.detach()
             state[f"moment1/{name}"] = moments.get("exp_avg", torch.zeros_like(master))
-            state[f"moment2/{name}"] = moments.get("exp_avg_sq", torch.zeros_like(master))
+            state[f"moment2/{name}"] = moments.get("exp_avg_sq", master.new_zeros(self._shape("moment2", name)))
         return state
+
+    def _adam_of(self, name: str) -> torch.optim.Optimizer:
+        return self._adams[0] if self._confined is None or name not in self._axes else self._confined
+
+    def _shape(self, part: str, name: str) -> tuple[int, ...]:
+        shape = tuple(self._masters[name].shape)
+        return shared_shape(shape, self._axes[name]) if part == "moment2" and name in self._axes else shape
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
         """Continue from `state`, which was taken after `step` was applied.
@@ -99,13 +122,13 @@ class StageOptimizer:
             odd = sorted(expected ^ set(state))[:3]
             raise ValueError(f"expected the state of {len(self._masters)} parameters; missing or unknown: {odd}")
         for key, tensor in state.items():
-            wanted = tuple(self._masters[key.split("/", 1)[1]].shape)
+            wanted = self._shape(*key.split("/", 1))
             if tuple(tensor.shape) != wanted:
                 raise ValueError(f"expected {key} of shape {wanted}, got {tuple(tensor.shape)}")
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(state[f"weight/{name}"])
-                self._adam.state[master] = {
+                self._adam_of(name).state[master] = {
                     "step": torch.tensor(float(step)),
                     "exp_avg": state[f"moment1/{name}"].to(master.device).clone(),
                     "exp_avg_sq": state[f"moment2/{name}"].to(master.device).clone(),

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from compression.codec import CODECS, wire_round_trip
+from compression.codec import Rounding, wire_round_trip
 from protocol.config import RunConfig
-from protocol.model.stage import Stage, whole_model_names
+from protocol.model.engine import gradient_rounding
+from protocol.model.payload import codecs
+from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
 
@@ -22,22 +24,34 @@ class ReferenceRun:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._stages = [Stage(config, index) for index in range(config.pipeline.stages)]
-        self._optimizers = [StageOptimizer(whole_model_names(stage), config.train) for stage in self._stages]
-        self._codec = CODECS[config.boundary.codec]
+        self._optimizers = [
+            StageOptimizer(whole_model_names(stage), config.train, confinement(stage)) for stage in self._stages
+        ]
+        self._codecs = codecs(config)
 
-    def loss(self, ids: np.ndarray) -> torch.Tensor:
-        """The mean loss of one microbatch `[B, T + 1]`, with its graph."""
+    def loss(self, ids: np.ndarray, step: int | None = None, microbatch: int = 0) -> torch.Tensor:
+        """The mean loss of one microbatch `[B, T + 1]`, with its graph.
+
+        Args:
+            step: with `microbatch`, fixes how gradients are rounded; None rounds them to nearest.
+        """
         tokens = torch.from_numpy(ids.astype(np.int64))
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         crossing_BTK: torch.Tensor | None = None
         for stage in self._stages:
             stream_BTW = stage.body(inputs, stage.enter(inputs, crossing_BTK))
             if not stage.is_last:
-                crossing_BTK = self._cross(stage.leave(stream_BTW))
+                state = (
+                    None if step is None else gradient_rounding(self._config.seed, stage.index + 1, step, microbatch)
+                )
+                crossing_BTK = self._cross(stage.leave(stream_BTW), state)
         return self._stages[-1].loss(inputs, stream_BTW, targets)
 
-    def _cross(self, c_BTK: torch.Tensor) -> torch.Tensor:
-        return c_BTK if self._codec.lossless else wire_round_trip(c_BTK, self._codec)
+    def _cross(self, c_BTK: torch.Tensor, state: Rounding | None) -> torch.Tensor:
+        forward, gradient = self._codecs.forward, self._codecs.gradient
+        if forward.lossless and gradient.lossless:
+            return c_BTK
+        return wire_round_trip(c_BTK, forward, gradient, state)
 
     def step(self, step: int, microbatches: Sequence[np.ndarray]) -> tuple[list[float], dict[str, torch.Tensor]]:
         """Train one step.
@@ -46,8 +60,8 @@ class ReferenceRun:
             Each microbatch's loss, and every parameter's mean gradient before clipping, by name in the whole model.
         """
         losses = []
-        for ids in microbatches:
-            loss = self.loss(ids)
+        for microbatch, ids in enumerate(microbatches):
+            loss = self.loss(ids, step, microbatch)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
         gradients: dict[str, torch.Tensor] = {}

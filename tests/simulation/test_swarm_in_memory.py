@@ -115,7 +115,7 @@ def losses(root: Path) -> list[float]:
     return [row["loss"] for row in RunFolder(root).rows()]
 
 
-@pytest.mark.parametrize("form", ["bottleneck", "reparam", "none"])
+@pytest.mark.parametrize("form", ["bottleneck", "projected", "reparam", "none"])
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 def test_equals_one_process(form: str, codec: str, small_run: Callable[..., Any], tmp_path: Path) -> None:
     run = small_run(boundary={"form": form, "codec": codec})

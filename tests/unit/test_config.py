@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "3143449b78a406123698662399b900285aced43f2949308d3b706b9e7057487a"
+DEFAULT_HASH = "273f430cc022657f728a24135e9649d1a6ecf5de7f29a41477bbd3a23952d7de"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -53,7 +53,7 @@ def test_derived_numbers() -> None:
         ({"model": {"qk_norm": 1}}, "model.qk_norm: input should be a valid boolean, got 1"),
         ({"model": {"dtype": "float16"}}, "model.dtype: input should be 'float32' or 'bfloat16', got 'float16'"),
         ({"model": 5}, "model: input should be a valid dictionary or instance of ModelConfig, got 5"),
-        ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'reparam' or 'none', got 'svd'"),
+        ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'projected', 'reparam' or 'none', got 'svd'"),
         ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
         ({"train": {"beta2": 1.0}}, "train.beta2: input should be less than 1, got 1.0"),
         ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: input should be a finite number, got nan"),
@@ -128,7 +128,10 @@ def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
 OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
-                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5}  # fmt: skip
+                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
+                          "scale": "float8", "levels": "uniform", "rotation": "hadamard",
+                          "lossless": "zstd"}  # fmt: skip
+BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
 
 
 def other_values() -> list[dict[str, Any]]:
@@ -140,7 +143,7 @@ def other_values() -> list[dict[str, Any]]:
             continue
         for field, default in value:
             other = OTHERS.get(field, not default if isinstance(default, bool) else default * 2 if default else 5)
-            found.append({name: {field: other, **({"path": "x"} if field == "source" else {})}})
+            found.append({name: {field: other, **BESIDE.get(field, {})}})
     return found
 
 
