@@ -20,12 +20,17 @@ def draw(group: GroupSummary, name: str, path: Path) -> None:
     """Write the group's picture `name`, one of PLOTS, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     PLOTS[name](axes, group)
     axes.set(title=f"{group.name}: {axes.get_title()}")
+    if axes.get_xscale() == "log":
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25, which="both")
     axes.legend(frameon=False, fontsize=7, ncols=2)
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
@@ -35,6 +40,7 @@ def _bytes(axes: Any, group: GroupSummary) -> None:
     for style, arm in _styled(group):
         size = arm.metered_wire.forward + arm.metered_wire.backward
         axes.errorbar(size, arm.loss, yerr=arm.spread, capsize=3, **style | {"linestyle": "none"})
+        axes.annotate(arm.arm.name, (size, arm.loss), (5, 4), textcoords="offset points", fontsize=7)
     _target_line(axes, group)
     axes.set(
         xscale="log",

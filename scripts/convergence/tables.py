@@ -11,7 +11,7 @@ from convergence.public_case import CASE, FIXED_MICROBATCHES, LINKS, RUNS
 from convergence.summary import ArmSummary, GroupSummary, step_time
 from convergence.sweep import sweep_cell, sweep_rates
 from convergence.target import spread_of
-from convergence.wire import METERED_AS, codec_label
+from convergence.wire import codec_label, is_metered_otherwise
 
 
 def main_table(group: GroupSummary) -> str:
@@ -98,7 +98,7 @@ def _time_row(group: GroupSummary, arm: ArmSummary) -> list[str]:
 
 def _dagger(arm: ArmSummary) -> str:
     """What was trained in another codec than it is metered with."""
-    return "†" if arm.config.boundary.codec in METERED_AS else ""
+    return "†" if is_metered_otherwise(arm.config) else ""
 
 
 def relative(group: GroupSummary, arm: ArmSummary, link: Link, fixed: bool = False) -> str:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from convergence.meter import Case
-from protocol.config import BoundaryConfig, RunConfig
-from protocol.model.engine import StageEngine, payload_limits
+from protocol.config import BoundaryConfig, CodecName, RunConfig
+from protocol.frame import Kind
+from protocol.model.engine import StageEngine
+from protocol.model.payload import payload_rules
 from protocol.reference import ReferenceRun
 
 # Trained without rounding, to see a form by itself: nobody would send it, and dense in float32 would flatter the rest.
-METERED_AS = {"float32": "bfloat16"}
+METERED_AS: dict[CodecName, CodecName] = {"float32": "bfloat16"}
+OPTIONS = ("block", "scale", "levels", "rotation", "lossless", "keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,10 @@ def measure(engines: list[StageEngine], ids: np.ndarray) -> Wire:
     for sender, engine in itertools.pairwise(engines):
         assert payload is not None
         forward += len(payload)
-        payload = engine.forward(step, 0, payload, sender.codec_tag).payload
+        payload = engine.forward(step, 0, payload, sender.codec_tag(Kind.FORWARD)).payload
     gradient, receiver = None, engines[-1]
     for engine in reversed(engines):
-        gradient = engine.backward(step, 0, gradient, receiver.codec_tag)
+        gradient = engine.backward(step, 0, gradient, receiver.codec_tag(Kind.BACKWARD))
         backward += 0 if gradient is None else len(gradient)
         receiver = engine
     tokens = (len(engines) - 1) * ids.shape[0] * (ids.shape[1] - 1)
@@ -55,8 +58,9 @@ def measure(engines: list[StageEngine], ids: np.ndarray) -> Wire:
 
 def declared(config: RunConfig) -> Wire:
     """What the codecs of `config` declare for one of its microbatches, and the ids of a forward."""
-    forward, backward = payload_limits(config)
-    return Wire(forward / config.tokens_per_microbatch, backward / config.tokens_per_microbatch)
+    rules = payload_rules(config)
+    forward, backward = (rules[kind].most / config.tokens_per_microbatch for kind in (Kind.FORWARD, Kind.BACKWARD))
+    return Wire(forward, backward)
 
 
 def at_case(config: RunConfig, case: Case, microbatches: int) -> RunConfig:
@@ -80,9 +84,14 @@ def at_case(config: RunConfig, case: Case, microbatches: int) -> RunConfig:
 
 
 def as_metered(config: RunConfig) -> RunConfig:
-    """`config` with coordinates in bfloat16 if they were trained in float32."""
-    codec = METERED_AS.get(config.boundary.codec, config.boundary.codec)
-    return config.model_copy(update={"boundary": config.boundary.model_copy(update={"codec": codec})})
+    """`config` with in bfloat16 what was trained in float32."""
+    boundary = config.boundary
+    gradient = boundary.gradient_codec or boundary.codec
+    codecs = {
+        "codec": METERED_AS.get(boundary.codec, boundary.codec),
+        "gradient_codec": METERED_AS.get(gradient, gradient),
+    }
+    return config.model_copy(update={"boundary": boundary.model_copy(update=codecs)})
 
 
 def metered(config: RunConfig, measured: Wire, metered: RunConfig) -> Wire:
@@ -100,6 +109,18 @@ def dense_at_case(case: Case, microbatches: int) -> Wire:
     return declared(at_case(dense, case, microbatches))
 
 
+def is_metered_otherwise(config: RunConfig) -> bool:
+    """Whether `as_metered` changes what `config` sends."""
+    return declared(config) != declared(as_metered(config))
+
+
 def codec_label(config: RunConfig) -> str:
-    """The codec in a table's words: every field of it that is not as it is by default."""
-    return config.boundary.codec.replace("bfloat16", "bf16")
+    """The codecs in a table's words, with the options of a codec that are not as they are by default."""
+    boundary = config.boundary
+    names = [boundary.codec, boundary.gradient_codec or boundary.codec]
+    label = " / ".join(dict.fromkeys(names)).replace("bfloat16", "bf16")
+    default = BoundaryConfig()
+    words = [
+        f"{name} {getattr(boundary, name)}" for name in OPTIONS if getattr(boundary, name) != getattr(default, name)
+    ]
+    return ", ".join([label, *words])
