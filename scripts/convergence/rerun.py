@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from convergence.results import Row, config_of
-from convergence.training import prepare_worker, train_row
+from convergence.training import be_modest, train_row
 from peers.cli.common import say
 
 COMPARED = ("held_out_loss", "held_out_error", "held_out_curve", "train_curve", "diverged", "wire", "parameters")
@@ -19,7 +19,7 @@ def rerun(row: Row, commit: str) -> bool:
     Raises:
         ConfigError: this release cannot read its configuration.
     """
-    prepare_worker()
+    be_modest()
     config = config_of(row)
     say(f"row {row['id']}: {row['group']}/{row['arm']}, {row['steps']} steps, took {row['seconds']:.0f} s")
     new = train_row(config) | {"commit": commit}

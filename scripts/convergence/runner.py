@@ -38,7 +38,7 @@ def run(arms: list[PlannedArm], path: Path, processes: int) -> int:
             busy = {job.config.hash() for job in running.values()}
             for job in _free(due_jobs(arms, done), busy, processes - len(running)):
                 say(f"{_now()}  start  {job}{_about(seconds_of(job, done))}")
-                running[pool.submit(train_row, job.config, os.getpid())] = job
+                running[pool.submit(train_row, job.config)] = job
             if not running:
                 return trained
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -94,7 +94,7 @@ def _pool(processes: int) -> ProcessPoolExecutor:
     limit_to_one_thread()
     from convergence.training import prepare_worker
 
-    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), prepare_worker)
+    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), prepare_worker, (os.getpid(),))
 
 
 def _free(jobs: list[Job], busy: set[str], places: int) -> Iterator[Job]:

@@ -99,13 +99,14 @@ class GroupSummary:
     """A group's arms, in the plan's order.
 
     Attributes:
+        waiting: arms without a loss, and whether they have rows, which then all diverged.
         dense: the dense arm of the lowest mean loss at the first horizon, which is the target; None if there is none.
         spread: the seeds' standard deviation, pooled over all arms with several seeds; None if there are none.
     """
 
     name: str
     arms: Sequence[ArmSummary]
-    waiting: Sequence[PlannedArm]
+    waiting: Sequence[tuple[PlannedArm, bool]]
     dense: ArmSummary | None
     spread: float | None
 
@@ -149,7 +150,7 @@ def summarise(name: str, arms: Sequence[PlannedArm], results: Results) -> GroupS
     return GroupSummary(
         name=name,
         arms=[_with_steps(summary, dense) for summary in found],
-        waiting=[arm for arm in arms if arm.name not in known],
+        waiting=[(arm, bool(results.of(arm))) for arm in arms if arm.name not in known],
         dense=dense,
         spread=math.sqrt(statistics.mean(variances)) if variances else None,
     )

@@ -125,7 +125,7 @@ def _sweep_row(arm: ArmSummary, rates: Sequence[float]) -> list[str]:
 
 
 def _waiting(group: GroupSummary, width: int) -> list[list[str]]:
-    return [[arm.name, *["-"] * (width - 2), "no rows yet"] for arm in group.waiting]
+    return [[arm.name, *["-"] * (width - 2), "diverged" if tried else "no rows yet"] for arm, tried in group.waiting]
 
 
 def _mean(losses: Sequence[float]) -> str:
