@@ -42,6 +42,10 @@ class Levels:
         """The codes of the levels nearest to `y`, int32; beyond the ends the outermost."""
         raise NotImplementedError
 
+    def snap(self, y: torch.Tensor) -> torch.Tensor:
+        """The levels nearest to `y`, float32."""
+        return take(self.values(y.device), self.nearest(y))
+
     def stochastic(self, y: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Codes, int32, of levels that are `y` in expectation. `y` lies in -1..1."""
         values = self.values(y.device)
@@ -84,15 +88,28 @@ class NormalLevels(Levels):
         values = torch.cat((-positive.flip(0), positive))
         super().__init__(values.to(torch.float32))
         middles = (torch.arange(_CELLS, dtype=torch.float64) + 0.5) * (2 / _CELLS) - 1
-        cells = torch.bucketize(middles, (values[1:] + values[:-1]) / 2, out_int32=True)
-        self._cells = {torch.device("cpu"): cells}
+        codes = torch.bucketize(middles, (values[1:] + values[:-1]) / 2, out_int32=True)
+        self._cells = {torch.device("cpu"): (codes, values.to(torch.float32)[codes])}
 
     def nearest(self, y: torch.Tensor) -> torch.Tensor:
         """See `Levels`."""
-        if y.device not in self._cells:
-            self._cells[y.device] = self._cells[torch.device("cpu")].to(y.device)
-        cells = (y * (_CELLS / 2)).add_(_CELLS / 2).clamp_(0, _CELLS - 1).to(torch.int32)
-        return take(self._cells[y.device], cells)
+        return take(self._tables_of_cells(y.device)[0], _cells(y))
+
+    def snap(self, y: torch.Tensor) -> torch.Tensor:
+        """See `Levels`."""
+        return take(self._tables_of_cells(y.device)[1], _cells(y))
+
+    def _tables_of_cells(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each cell the nearest level's code, and that level."""
+        if device not in self._cells:
+            codes, levels = self._cells[torch.device("cpu")]
+            self._cells[device] = codes.to(device), levels.to(device)
+        return self._cells[device]
+
+
+def _cells(y: torch.Tensor) -> torch.Tensor:
+    cells: torch.Tensor = (y * (_CELLS / 2)).add_(_CELLS / 2).clamp_(0, _CELLS - 1)
+    return cells.to(torch.int32)
 
 
 def take(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

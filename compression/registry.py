@@ -45,7 +45,7 @@ class CodecOptions:
     forward: str = "bfloat16"
     gradient: str = "bfloat16"
     block: int = 64
-    scale: str = "bfloat16"
+    scale: str = "float8"
     levels: str = "normal"
     rotation: str = "none"
     lossless: str = "none"

@@ -4,7 +4,7 @@
     float8     1 byte each (e4m3), in units of one power of two a tensor, a float32 in front of them
 
 The unit is a power of two so that it moves no mantissa: the scale of one token does not depend on the other tokens
-(which later tokens would break: the model is causal), unless it is 2^17 times smaller than the largest.
+(which later tokens would break: the model is causal), unless it is 2^14 times smaller than the largest.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ class ScaleFormat:
         return (share.view(torch.int32) & _EXPONENT_BITS).view(torch.float32) * 2
 
     def round(self, scales: torch.Tensor, unit: torch.Tensor, up: bool) -> torch.Tensor:
-        """`scales` in the stored type: the nearest that it has, or, if `up`, the nearest that is not smaller."""
+        """`scales` in the stored type: the nearest that it has, or, if `up`, the nearest that is not smaller.
+
+        At the very end of float32's range it is the largest that does not overflow.
+        """
         wanted = (scales / unit).clamp(max=self._largest)
         rounded = wanted.to(self.dtype)
         if up:
-            # The bits of positive floats are ordered as the floats are: the next one up is the next integer.
-            bits = rounded.view(torch.int16 if self.dtype.itemsize == 2 else torch.uint8)
-            rounded = (bits + (rounded.to(torch.float32) < wanted).to(bits.dtype)).view(self.dtype)
-        return rounded
+            rounded = self._moved(rounded, 1, rounded.to(torch.float32) < wanted)
+        return self._moved(rounded, -1, torch.isinf(self.value(rounded, unit)))
+
+    def _moved(self, stored: torch.Tensor, by: int, where: torch.Tensor) -> torch.Tensor:
+        """The bits of positive floats are ordered as the floats are: the next one up is the next integer."""
+        bits = stored.view(torch.int16 if self.dtype.itemsize == 2 else torch.uint8)
+        return torch.where(where, bits + by, bits).view(self.dtype)
 
     def value(self, stored: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
         """The float32 scales that the receiver sees."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from itertools import pairwise, product
@@ -16,8 +17,8 @@ from compression.registry import NAMES
 from compression.seeded import normal
 from peers.checkpoints import Checkpoints
 from protocol.config import RunConfig, parse_config
-from protocol.errors import RemoteError, RunFailed
-from protocol.frame import Kind
+from protocol.errors import BadFrame, RemoteError, RunFailed
+from protocol.frame import Header, Kind
 from protocol.model.engine import StageEngine
 from protocol.model.payload import payload_rules
 from protocol.model.stage import Stage, whole_model_names
@@ -131,6 +132,22 @@ def test_the_pipeline_equals_one_process(form: str, codec: str, recompute: bool)
     assert_equals_reference(run_config(form, codec, recompute))
 
 
+@pytest.mark.parametrize(
+    "boundary",
+    [
+        {"codec": "bfloat16", "gradient_codec": "int4"},
+        {"codec": "int4", "gradient_codec": "float32"},
+        {"codec": "float32", "gradient_codec": "int2", "levels": "uniform", "scale": "bfloat16"},
+        {"codec": "int3", "gradient_codec": "int8", "lossless": "zstd", "block": 3},
+        {"codec": "int2", "rotation": "hadamard"},
+        {"codec": "int4", "rotation": "orthogonal", "lossless": "zstd"},
+    ],
+    ids=str,
+)
+def test_each_direction_with_its_codec(boundary: dict[str, Any]) -> None:
+    assert_equals_reference(run_config(boundary=boundary))
+
+
 @pytest.mark.parametrize("stages", [1, 3, 6])
 def test_however_many_stages(stages: int) -> None:
     assert_equals_reference(run_config("reparam", "bfloat16", stages=stages))
@@ -147,9 +164,10 @@ def test_the_narrowest_and_the_widest_boundary(form: str, rank: int) -> None:
     assert_equals_reference(run_config(form, "bfloat16", boundary={"rank": rank}))
 
 
+@pytest.mark.parametrize("codec", ["bfloat16", "int4"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_in_bfloat16_equals_one_process(form: str) -> None:
-    assert_equals_reference(run_config(form, "bfloat16", model={"dtype": "bfloat16"}))
+def test_a_model_in_bfloat16_equals_one_process(form: str, codec: str) -> None:
+    assert_equals_reference(run_config(form, codec, model={"dtype": "bfloat16"}))
 
 
 def test_the_codec_takes_part() -> None:
@@ -157,6 +175,26 @@ def test_the_codec_takes_part() -> None:
     exact, rounded = chain(run_config()), chain(run_config(codec="bfloat16"))
     losses = [[train(engines, step, microbatches(step))[0][0] for step in (1, 2, 3)] for engines in (exact, rounded)]
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_gradients_are_rounded_anew_each_time_and_alike_when_sent_again() -> None:
+    config = run_config(codec="int4")
+    sent = {}
+    for step, microbatch, batch in ((1, 0, 1), (1, 0, 1), (1, 1, 1), (2, 0, 1)):
+        engines = chain(config)
+        forward(engines, step, microbatch, microbatches(batch)[0])
+        gradient = bytes(engines[2].backward(step, microbatch, None, 0) or b"")
+        assert sent.setdefault((step, microbatch), gradient) == gradient
+    assert len(set(sent.values())) == 3
+
+
+def test_the_reference_evaluates_without_a_step() -> None:
+    """What is sent forward is rounded alike in training and evaluation, so the loss is the same."""
+    reference, ids = ReferenceRun(run_config(codec="int2")), microbatches(1)[0]
+    reference.step(1, microbatches(1))
+    with torch.no_grad():
+        evaluated = reference.loss(ids)
+    assert not evaluated.requires_grad and float(evaluated) == float(reference.loss(ids, 7, 1).detach())
 
 
 # Initial weights
@@ -202,6 +240,27 @@ def test_weights_depend_on_seed_and_name_only() -> None:
     assert not torch.equal(drawn["layers.0.feed_forward.up.weight"], drawn["layers.0.feed_forward.gate.weight"])
 
 
+PINNED = {
+    "bottleneck": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+    "reparam": "83cf649e9aa658538e1c86825ef3f67a7a59a843a9a9dbdefc7a60292f4a74f0",
+    "projected": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+    "none": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_initial_weights_are_pinned(form: str) -> None:
+    """A run's peers may have different releases of the same protocol version; they must begin alike."""
+    digest = hashlib.sha256()
+    for index in range(3):
+        stage = Stage(run_config(form), index)
+        assert stage.boundary.fixed_VD is not None
+        for name, weight in weights(stage).items():
+            digest.update(name.encode() + weight.numpy().tobytes())
+        digest.update(stage.boundary.fixed_VD.numpy().tobytes())
+    assert digest.hexdigest() == PINNED[form]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_first_loss_is_a_uniform_guess(form: str) -> None:
     loss = forward(chain(run_config(form)), 1, 0, microbatches(1)[0])
@@ -234,6 +293,36 @@ def test_payloads_have_the_declared_size(form: str, codec: str) -> None:
     assert rules[Kind.BACKWARD].most == len(down) == 12 * width
     assert rules[Kind.FORWARD].exact and rules[Kind.BACKWARD].exact
     assert bytes(up)[:28] == bytes(up_again)[:28] == microbatches(1)[0].astype("<u2").tobytes()
+
+
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+def test_what_a_header_may_state(lossless: str) -> None:
+    config = run_config(boundary={"codec": "int4", "gradient_codec": "int8", "block": 2, "lossless": lossless})
+    flag, exact = (128, False) if lossless == "zstd" else (0, True)
+    rules = payload_rules(config)
+    assert (rules[Kind.FORWARD].codec, rules[Kind.BACKWARD].codec) == (flag + 20, flag + 24)
+    plain = 4 + 12 * 2 + 12 * 4 // 2  # float8's unit, two scales a token, codes
+    for kind, size in ((Kind.FORWARD, 28 + plain), (Kind.BACKWARD, plain + 24)):
+        rule = rules[kind]
+        assert rule.exact == exact and (rule.most == size if exact else size < rule.most < size + 100)
+        rule.check(Header(kind, rule.most, codec=rule.codec))
+        for header in (Header(kind, rule.most + 1, codec=rule.codec), Header(kind, rule.most, codec=2)):
+            with pytest.raises(BadFrame, match=f"expected .*{rule.most} bytes in codec {rule.codec}, got"):
+                rule.check(header)
+        if exact:
+            with pytest.raises(BadFrame, match=f"expected {size} bytes"):
+                rule.check(Header(kind, size - 1, codec=rule.codec))
+        else:
+            rule.check(Header(kind, 1, codec=rule.codec))
+
+
+@pytest.mark.parametrize("codec", NAMES)
+def test_numbers_that_are_not_finite_are_named(codec: str) -> None:
+    engines = chain(run_config(codec=codec))
+    for engine in engines[:2]:
+        next(engine.stage.layers.parameters()).data.fill_(math.nan)
+    with pytest.raises(RunFailed, match=r"stage 0, coordinates of step 3, microbatch 2: expected finite numbers"):
+        engines[0].forward_ids(3, 2, microbatches(3)[2])
 
 
 def bad_forwards(good: bytes) -> dict[str, tuple[bytes, int, str]]:
