@@ -137,8 +137,8 @@ class TrainConfig(_Section):
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="muon: orthogonal steps for the layers' matrices, AdamW for the rest; adamw: for all"
     )
-    learning_rate: float = Field(3e-3, gt=0, description="AdamW's peak learning rate")
-    matrix_learning_rate: float = Field(0.03, gt=0, description="Muon's: the peak spectral norm of a matrix's step")
+    learning_rate: float = Field(3e-3, gt=0, description="peak learning rate")
+    matrix_step: float = Field(5.0, gt=0, description="Muon: spectral norm of a matrix's step, in learning rates")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="last learning rate as a fraction of the peak")

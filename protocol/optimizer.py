@@ -46,7 +46,9 @@ class StageOptimizer:
         if elementwise:
             self._assign(elementwise, torch.optim.AdamW(self._groups(elementwise), **settings))
         if orthogonal:
-            self._assign(orthogonal, Muon(self._groups(orthogonal), train.matrix_learning_rate, train.momentum))
+            self._assign(
+                orthogonal, Muon(self._groups(orthogonal), train.learning_rate * train.matrix_step, train.momentum)
+            )
         if self._confined is not None:
             self._assign(self._axes, self._confined)
         self._optimizers = list(dict.fromkeys(self._optimizer_of.values()))

@@ -8,7 +8,7 @@ from protocol.config import TrainConfig
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:
-    """AdamW's learning rate at `step`."""
+    """The learning rate of `step`."""
     return train.learning_rate * peak_fraction(step, train)
 
 

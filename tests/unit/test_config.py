@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "0d4fff0f940c640bafc0b4ea7fbbf5cdd0599f7b3dd97f30ca18368ce63d7930"
+DEFAULT_HASH = "c38b8a559575575486e7a611dd5bd4dda2b86d7cbfdf23139ad6be15a8f4acb4"
 
 
 def test_the_defaults_are_a_valid_run() -> None:

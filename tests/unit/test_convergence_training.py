@@ -32,7 +32,7 @@ def test_a_row_is_the_reference_run_and_repeats_to_the_last_bit(small_run: Calla
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     reference = ReferenceRun(run.config)
     for step, (at, loss) in enumerate(row["train_curve"], start=1):
-        losses, _ = reference.step(step, [run.tokens.microbatch(run.config.seed, step, m, 2, 16) for m in range(4)])
+        losses, _ = reference.step(step, [run.tokens.microbatch(run.config, step, m) for m in range(4)])
         assert (at, loss) == (step, round(sum(losses) / 4, 6))
     assert row["held_out_curve"][-1] == [3, round(row["held_out_loss"], 6)]
     assert 0 < row["held_out_error"] < row["held_out_loss"] < math.log(300)
@@ -40,7 +40,9 @@ def test_a_row_is_the_reference_run_and_repeats_to_the_last_bit(small_run: Calla
 
 def test_bytes_are_what_the_stages_send(small_run: Callable[..., Any]) -> None:
     """k = 4 in int4: a scale of 2 bytes and 2 of digits; ids of 2 bytes, 17 for 16 tokens; gradients in bfloat16."""
-    config = small_run(boundary={"codec": "int4", "gradient_codec": "bfloat16"}, train={"steps": 3}).config
+    config = small_run(
+        boundary={"codec": "int4", "scale": "bfloat16", "gradient_codec": "bfloat16"}, train={"steps": 3}
+    ).config
     row = train_row(config)
     assert row["wire"] == {"forward": 4 + 2 * 17 / 16, "backward": 8.0}
     assert declared(config) == Wire(**row["wire"])
