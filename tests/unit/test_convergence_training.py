@@ -39,12 +39,13 @@ def test_a_row_is_the_reference_run_and_repeats_to_the_last_bit(small_run: Calla
 
 
 def test_bytes_are_what_the_stages_send(small_run: Callable[..., Any]) -> None:
-    """k = 4 in int4: a scale of 2 bytes and 2 of digits; ids of 2 bytes, 17 for 16 tokens; gradients in bfloat16."""
-    config = small_run(
-        boundary={"codec": "int4", "scale": "bfloat16", "gradient_codec": "bfloat16"}, train={"steps": 3}
-    ).config
+    """k = 4 in int4: a scale of 1 byte, 2 of digits, and 4 bytes for all scales of the 32 tokens; gradients in bfloat16.
+
+    Ids of 2 bytes, 17 for 16 tokens.
+    """
+    config = small_run(boundary={"codec": "int4", "gradient_codec": "bfloat16"}, train={"steps": 3}).config
     row = train_row(config)
-    assert row["wire"] == {"forward": 4 + 2 * 17 / 16, "backward": 8.0}
+    assert row["wire"] == {"forward": 3 + 4 / 32 + 2 * 17 / 16, "backward": 8.0}
     assert declared(config) == Wire(**row["wire"])
     per_stage = row["parameters"]["per_stage"]
     assert len(per_stage) == 3
