@@ -25,9 +25,7 @@ def say_list(arms: list[PlannedArm], path: Path, processes: int) -> None:
     say(f"{len(left)} rows left, {time} with {processes} jobs; sweeps whose best rate is at an edge take more")
     used = sum(len(done.of(arm)) for arm in arms)
     if len(done.rows) > used:
-        say(
-            f"{len(done.rows) - used} rows are of no arm listed here: of others, or trained before an arm or default changed"
-        )
+        say(f"{len(done.rows) - used} rows are of no arm listed here: an arm or a default changed, or it is left out")
     if done.unread:
         say(f"{len(done.unread)} rows have configurations that this release cannot read; they are not used")
 
