@@ -97,9 +97,11 @@ def _evaluate(folder: RunFolder, peers: int) -> None:
     """Say how the model does on held-out data and add it to the report, or say why not: the run is done either way."""
     try:
         say(f"  held-out  {_held_out(folder, peers)}")
-    except (Exception, KeyboardInterrupt) as error:
+    except KeyboardInterrupt:
+        say("  held-out  not evaluated: interrupted")
+    except Exception as error:  # whatever it is, it must not cost the run its result
         logger.debug("the evaluation failed", exc_info=True)
-        say(f"  held-out  not evaluated: {error or 'interrupted'}")
+        say(f"  held-out  not evaluated: {str(error) or repr(error)}")
 
 
 def _held_out(folder: RunFolder, peers: int) -> str:
