@@ -22,3 +22,9 @@ def random_basis(dim: int, rank: int, seed: int) -> torch.Tensor:
     gaussian = generator(seed, "basis", dim, rank).standard_normal((dim, rank))
     q, r = np.linalg.qr(gaussian)
     return torch.from_numpy((q * np.sign(np.diag(r))).astype(np.float32))
+
+
+def inside(x: torch.Tensor, basis_DK: torch.Tensor, axis: int) -> torch.Tensor:
+    """The part of `x` that lies in span(U), of the same shape. `axis` is the one of length D."""
+    rows = x.movedim(axis, -1)
+    return (rows @ basis_DK @ basis_DK.T).movedim(-1, axis)

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from compression.codec import CODECS
 from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
@@ -34,13 +33,13 @@ from peers.transport import (
     TransportEvent,
     TransportLost,
 )
-from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, UserError
+from protocol.errors import BadFrame, IsthmusError, NetworkError, RemoteError, RunFailed, UserError
 from protocol.frame import Frame, Kind, control, parse_control
 from protocol.invite import Invite
 from protocol.join_request import join_message
 from protocol.manifest import Manifest, describe_difference
 from protocol.membership import short_peer
-from protocol.model.engine import payload_limits
+from protocol.model.payload import payload_rules
 from protocol.records import VIEW
 from protocol.signing import open_record
 from protocol.stage_machine import Arrived, Stalled, ViewChanged
@@ -92,8 +91,7 @@ class PeerDaemon:
             device=options.device,
             gradients=options.gradients,
         )
-        self._lengths = dict(zip((Kind.FORWARD, Kind.BACKWARD), payload_limits(config), strict=True))
-        self._codec_tag = CODECS[config.boundary.codec].tag
+        self._payload_rules = payload_rules(config)
         self._worker: StageWorker | None = None
         self._early: list[tuple[str, Frame]] = []
         self._reports: list[StepReport] = []
@@ -145,8 +143,8 @@ class PeerDaemon:
     # Joining
 
     async def _join(self) -> None:
-        for kind, length in self._lengths.items():
-            self._transport.limit(kind, length)
+        for kind, rule in self._payload_rules.items():
+            self._transport.limit(kind, rule.most)
         await self._transport.connect(self._coordinator, self._invite.addresses)
         addresses, held = await self._transport.addresses(), self._parts.checkpoints.held()
         self._request = join_message(addresses, held, secrets.token_hex(8))
@@ -189,11 +187,12 @@ class PeerDaemon:
 
     def _on_tensor(self, peer: str, frame: Frame) -> None:
         header = frame.header
-        expected = (self._lengths[header.kind], self._codec_tag)
-        if (header.length, header.codec) != expected:
-            reason = f"expected (bytes, codec) {expected}, got {(header.length, header.codec)}"
-            logger.warning("refused a tensor from %s: %s", short_peer(peer), reason)
-        elif self._worker is not None and header.stage != self._worker.stage:
+        try:
+            self._payload_rules[header.kind].check(header)
+        except BadFrame as error:
+            logger.warning("refused a tensor from %s: %s", short_peer(peer), error)
+            return
+        if self._worker is not None and header.stage != self._worker.stage:
             logger.warning("refused a tensor from %s: it is for stage %d", short_peer(peer), header.stage)
         elif self._worker is not None:
             self._worker.feed(_arrived(peer, frame))

@@ -191,8 +191,8 @@ class StageWorker:
 
     def _frame(self, send: Send) -> Frame:
         assert self._engine is not None
-        length = len(send.payload)
-        header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, self._engine.codec_tag)
+        length, codec = len(send.payload), self._engine.codec_tag(send.kind)
+        header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, codec)
         return Frame(header, send.payload)
 
     def _report(self, step: int) -> None:

@@ -60,17 +60,51 @@ class ModelConfig(_Section):
         return self.family == "decoder"
 
 
+CodecName = Literal["float32", "bfloat16", "int8", "int6", "int4", "int3", "int2", "topk"]
+
+
 class BoundaryConfig(_Section):
     """What crosses between two stages."""
 
-    form: Literal["bottleneck", "reparam", "none"] = Field(
+    form: Literal["bottleneck", "projected", "reparam", "none"] = Field(
         "bottleneck",
-        description="bottleneck: stages full-rank, the boundary narrows; reparam: output matrices U @ Z; none: dense",
+        description="bottleneck: stages full-rank, the boundary narrows; projected: full-size output matrices kept "
+        "inside span(U); reparam: output matrices U @ Z; none: dense",
     )
     rank: int = Field(16, ge=1, description="k: numbers per token that cross (unused by form none)")
-    codec: Literal["float32", "bfloat16"] = Field("bfloat16", description="type of each number on the wire")
+    scaled_basis: bool = Field(
+        False,
+        description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
+    )
+    codec: CodecName = Field(
+        "bfloat16",
+        description="what each coordinate is on the wire; int*: quantised, rounded to nearest; topk: a baseline",
+    )
+    gradient_codec: CodecName | None = Field(
+        None, description="the same for gradients, where int* rounds at random and without bias; none: as codec"
+    )
+    block: int = Field(64, ge=1, description="most numbers of a token that share a scale, in int* codecs")
+    scale: Literal["bfloat16", "float8"] = Field("float8", description="type of the scales of int* codecs")
+    levels: Literal["uniform", "normal"] = Field(
+        "normal", description="levels of int4, int3 and int2: normal: for Gaussian numbers; uniform: equally spaced"
+    )
+    rotation: Literal["none", "hadamard", "orthogonal"] = Field(
+        "none", description="seeded rotation of each token's numbers before an int* codec, undone after it"
+    )
+    lossless: Literal["none", "zstd"] = Field("none", description="last stage of every codec: zstd at level 1, or none")
+    keep: float = Field(1 / 16, gt=0, le=1, description="fraction of a token's numbers that topk sends")
     fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
     stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")
+
+    @model_validator(mode="after")
+    def _codecs_fit(self) -> BoundaryConfig:
+        names = {self.codec, self.gradient_codec or self.codec}
+        if self.rotation != "none" and not any(name.startswith("int") for name in names):
+            raise ValueError(
+                f"expected an int* codec with rotation = {self.rotation!r}, got {' and '.join(sorted(names))}: set "
+                f'codec or gradient_codec to one, or rotation = "none"'
+            )
+        return self
 
 
 class DataConfig(_Section):
@@ -94,13 +128,18 @@ class DataConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """The optimisation: AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
+    """The optimisation: Muon or AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
 
     steps: int = Field(300, ge=1, description="optimiser steps in the whole run; the decay ends here")
     microbatches: int = Field(8, ge=1, le=65535, description="M: microbatches per step")
     microbatch_size: int = Field(2, ge=1, description="B: sequences, or images, per microbatch")
     sequence_length: int = Field(128, ge=2, description="T: tokens per sequence of text (an image has its patches)")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: orthogonal steps for the layers' matrices, AdamW for the rest; adamw: for all"
+    )
     learning_rate: float = Field(3e-3, gt=0, description="peak learning rate")
+    matrix_step: float = Field(5.0, gt=0, description="Muon: spectral norm of a matrix's step, in learning rates")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="last learning rate as a fraction of the peak")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment")

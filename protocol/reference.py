@@ -12,9 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from compression.codec import CODECS, wire_round_trip
+from compression.codec import Rounding, wire_round_trip
 from protocol.config import RunConfig
-from protocol.model.stage import Stage, whole_model_names
+from protocol.model.engine import gradient_rounding
+from protocol.model.payload import codecs
+from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
 
@@ -33,13 +35,19 @@ class ReferenceRun:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._stages = [Stage(config, index) for index in range(config.pipeline.stages)]
-        self._optimizers = [StageOptimizer(whole_model_names(stage), config.train) for stage in self._stages]
-        self._codec = CODECS[config.boundary.codec]
+        self._optimizers = [
+            StageOptimizer(whole_model_names(stage), config.train, confinement(stage)) for stage in self._stages
+        ]
+        self._codecs = codecs(config)
 
-    def loss(self, ids: np.ndarray) -> torch.Tensor:
-        """The mean loss of one microbatch (text: `[B, T + 1]`, any B), with its graph."""
+    def loss(self, ids: np.ndarray, step: int | None = None, microbatch: int = 0) -> torch.Tensor:
+        """The mean loss of one microbatch (text: `[B, T + 1]`, any B), with its graph.
+
+        Args:
+            step: with `microbatch`, fixes how gradients are rounded; None rounds them to nearest.
+        """
         inputs, targets = self._split(ids)
-        return self._stages[-1].loss(inputs, self._stream(inputs), targets)
+        return self._stages[-1].loss(inputs, self._stream(inputs, step, microbatch), targets)
 
     def evaluate(self, microbatches: Iterable[np.ndarray]) -> Evaluation:
         """How the model does on `microbatches`, of any sizes, without learning from them.
@@ -71,17 +79,23 @@ class ReferenceRun:
         microbatch = torch.from_numpy(ids.astype(np.int64))
         return microbatch[:, :-1], microbatch[:, self._config.task.first_target :]
 
-    def _stream(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _stream(self, inputs: torch.Tensor, step: int | None = None, microbatch: int = 0) -> torch.Tensor:
         """The last stage's stream, before the head."""
         crossing_BTK: torch.Tensor | None = None
         for stage in self._stages:
             stream_BTW = stage.body(inputs, stage.enter(inputs, crossing_BTK))
             if not stage.is_last:
-                crossing_BTK = self._cross(stage.leave(stream_BTW))
+                state = (
+                    None if step is None else gradient_rounding(self._config.seed, stage.index + 1, step, microbatch)
+                )
+                crossing_BTK = self._cross(stage.leave(stream_BTW), state)
         return stream_BTW
 
-    def _cross(self, c_BTK: torch.Tensor) -> torch.Tensor:
-        return c_BTK if self._codec.lossless else wire_round_trip(c_BTK, self._codec)
+    def _cross(self, c_BTK: torch.Tensor, state: Rounding | None) -> torch.Tensor:
+        forward, gradient = self._codecs.forward, self._codecs.gradient
+        if forward.lossless and gradient.lossless:
+            return c_BTK
+        return wire_round_trip(c_BTK, forward, gradient, state)
 
     def step(self, step: int, microbatches: Sequence[np.ndarray]) -> tuple[list[float], dict[str, torch.Tensor]]:
         """Train one step.
@@ -90,8 +104,8 @@ class ReferenceRun:
             Each microbatch's loss, and every parameter's mean gradient before clipping, by name in the whole model.
         """
         losses = []
-        for ids in microbatches:
-            loss = self.loss(ids)
+        for microbatch, ids in enumerate(microbatches):
+            loss = self.loss(ids, step, microbatch)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
         gradients: dict[str, torch.Tensor] = {}
@@ -101,3 +115,7 @@ class ReferenceRun:
             gradients |= {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
             optimizer.apply(step)
         return losses, gradients
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """Weights and optimiser moments of stage `index`, as `StageEngine.load` takes them."""
+        return self._optimizers[index].state()

@@ -1,8 +1,8 @@
 """The arithmetic of one stage: payloads in, payloads out. The daemon's compute thread and the tests run this code.
 
-A forward frame's payload is `ids | coordinates`, a backward frame's the gradient of the coordinates. The ids are what
-the task carries of a microbatch (`protocol.task`): of text the T inputs and the one token after them, `[B, T + 1]`, of
-images the labels. So the last stage has its targets, and no peer but the first needs the data.
+The ids in a forward frame are what the task carries of a microbatch (`protocol.task`): of text the T inputs and the
+one token after them, `[B, T + 1]`, of images the labels. So the last stage has its targets, and no peer but the first
+needs the data.
 
 Gradients are summed in the order of the calls to `backward`; the work order makes that order the same in every
 run, so that a run repeats to the last bit.
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compression.codec import CODECS, Codec, codec_by_tag
+from compression.codec import Codec, Rounding
 from compression.errors import CodecError
-from compression.token_ids import decode_ids, encode_ids, id_bytes
+from compression.seeded import derived_seed
+from compression.token_ids import decode_ids, encode_ids
 from protocol.config import RunConfig
 from protocol.errors import RemoteError, RunFailed
-from protocol.frame import Buffer
-from protocol.model.stage import Stage, whole_model_names
+from protocol.frame import Buffer, Kind
+from protocol.model.payload import codecs, coordinates_shape, ids_bytes, ids_shape
+from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
 
@@ -48,16 +50,14 @@ class StageEngine:
     def __init__(self, config: RunConfig, index: int, device: str = "cpu") -> None:
         self.config, self.device = config, torch.device(device)
         self.stage = Stage(config, index).to(self.device)
-        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train)
-        self._codec: Codec = CODECS[config.boundary.codec]
+        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train, confinement(self.stage))
+        self._codecs = codecs(config)
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._task = config.task
-        self._ids_shape, self._coordinates_shape = _payload_shapes(config)
 
-    @property
-    def codec_tag(self) -> int:
-        """The tag of the codec this stage sends with."""
-        return self._codec.tag
+    def codec_tag(self, kind: Kind) -> int:
+        """The tag of the codec with which this stage sends frames of `kind`."""
+        return self._codecs.forward.tag if kind is Kind.FORWARD else self._codecs.gradient.tag
 
     def forward_ids(self, step: int, microbatch: int, ids: np.ndarray) -> Forwarded:
         """The first stage's forward. `ids` is the whole microbatch, `[B, N]`."""
@@ -89,7 +89,9 @@ class StageEngine:
         if kept.coordinates is None:
             return None
         assert kept.coordinates.grad is not None
-        return self._encode(kept.coordinates.grad, f"gradient of step {step}, microbatch {microbatch}")
+        what = f"gradient of step {step}, microbatch {microbatch}"
+        state = gradient_rounding(self.config.seed, self.stage.index, step, microbatch)
+        return self._encode(self._codecs.gradient, kept.coordinates.grad, what, state)
 
     def average(self) -> dict[str, torch.Tensor]:
         """Average the step's gradients over its microbatches; returns them by parameter name, before clipping."""
@@ -125,7 +127,7 @@ class StageEngine:
         self._kept[key] = kept
         if loss is not None:
             return Forwarded(None, loss)
-        body = self._encode(output, f"coordinates of step {key[0]}, microbatch {key[1]}")
+        body = self._encode(self._codecs.forward, output, f"coordinates of step {key[0]}, microbatch {key[1]}")
         carried = ids[:, -self._task.carried :].numpy()
         return Forwarded(b"".join((encode_ids(carried, self._task.alphabet), body)), None)
 
@@ -137,9 +139,9 @@ class StageEngine:
         loss = self.stage.loss(inputs, output, targets)
         return loss, float(loss.detach())
 
-    def _encode(self, x: torch.Tensor, what: str) -> Buffer:
+    def _encode(self, codec: Codec, x: torch.Tensor, what: str, state: Rounding | None = None) -> Buffer:
         try:
-            payload, _ = self._codec.encode(x)
+            payload, _ = codec.encode(x, state)
         except CodecError as error:
             raise RunFailed(
                 f"stage {self.stage.index}, {what}: {error}; lower train.learning_rate, resume from a checkpoint"
@@ -148,29 +150,19 @@ class StageEngine:
 
     def _decode(self, payload: Buffer, tag: int) -> torch.Tensor:
         try:
-            return codec_by_tag(tag).decode(payload, self._coordinates_shape)
+            return self._codecs.by_tag(tag).decode(payload, coordinates_shape(self.config), self.device)
         except CodecError as error:
             raise RemoteError(str(error)) from error
 
     def _decode_forward(self, payload: Buffer, tag: int) -> tuple[torch.Tensor, torch.Tensor]:
-        alphabet = self._task.alphabet
-        split = self._ids_shape[0] * self._ids_shape[1] * id_bytes(alphabet)
-        view = memoryview(payload)
+        view, split = memoryview(payload), ids_bytes(self.config)
         try:
-            ids = torch.from_numpy(decode_ids(view[:split], self._ids_shape, alphabet))
+            ids = torch.from_numpy(decode_ids(view[:split], ids_shape(self.config), self._task.alphabet))
         except CodecError as error:
             raise RemoteError(str(error)) from error
         return ids, self._decode(view[split:], tag)
 
 
-def payload_limits(config: RunConfig) -> tuple[int, int]:
-    """The exact payload bytes of a forward and of a backward frame of this run, by its own codec's declaration."""
-    ids, coordinates = _payload_shapes(config)
-    body = CODECS[config.boundary.codec].payload_bytes(coordinates)
-    return ids[0] * ids[1] * id_bytes(config.task.alphabet) + body, body
-
-
-def _payload_shapes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """The shapes of the ids (text: `[B, T + 1]`) and of the coordinates `[B, T, K]` in a frame."""
-    batch, task = config.train.microbatch_size, config.task
-    return (batch, task.carried), (batch, task.positions, config.boundary_width)
+def gradient_rounding(seed: int, stage: int, step: int, microbatch: int) -> Rounding:
+    """How `stage` rounds the gradient that it sends: the same again when the microbatch is done again."""
+    return Rounding(derived_seed(seed, "gradient rounding", stage, step, microbatch))

@@ -12,7 +12,8 @@ are the model's. Each tensor is drawn from (seed, name): any peer builds any sta
 How the stream is held. What was written so far is r, what a layer reads is x = r + E_fixed[t]. In form `reparam` all
 that is written before the last boundary is U @ (Z h): r is always U @ c. So those stages hold c and add Z h to it,
 and read x = c @ U.T + E_fixed[t]. The boundary then sends the stream itself: it is lossless to the last bit, and the
-output matrices are k, not d, wide.
+output matrices are k, not d, wide. In form `projected` the same matrices are d wide, and the optimiser keeps them
+inside span(U) (`protocol.confined_adamw`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from compression.basis import inside
 from compression.boundary import FIXED_EMBEDDING_STD, Boundary, Form
 from compression.seeded import normal
 from protocol.config import RunConfig
+from protocol.confined_adamw import Confinement
 from protocol.model.families import FAMILIES, Family
 from protocol.model.layers import Layer
 
@@ -50,11 +53,18 @@ class Stage(nn.Module):
         task = config.task
         self.family: Family = FAMILIES[model.family](config)
         self.boundary = Boundary(
-            form, model.dim, config.boundary.rank, task.rows, config.seed, config.boundary.fixed_embedding
+            form,
+            model.dim,
+            config.boundary.rank,
+            task.rows,
+            config.seed,
+            config.boundary.fixed_embedding,
+            config.boundary.scaled_basis,
         )
         # After the last boundary nothing crosses any more, so the last stage writes where it likes.
         self.confined = form.confines_writes and not self.is_last
-        written = config.boundary.rank if self.confined else model.dim
+        self.holds_coordinates = form.holds_coordinates and not self.is_last
+        written = config.boundary.rank if self.holds_coordinates else model.dim
         if self.is_first or config.boundary.stage_embeddings:
             self.embedding = nn.Embedding(task.rows, written)
         self.patch_embedding = self.family.content(written) if self.is_first else None
@@ -73,7 +83,7 @@ class Stage(nn.Module):
         if c_BTK is None:
             embedded: torch.Tensor = self.embedding(ids_BT)
             return embedded if self.patch_embedding is None else embedded + self.patch_embedding(inputs_BN)
-        stream_BTW = c_BTK if self.confined else self.boundary.rebuild(c_BTK)
+        stream_BTW = c_BTK if self.holds_coordinates else self.boundary.rebuild(c_BTK)
         return stream_BTW + self.embedding(ids_BT) if hasattr(self, "embedding") else stream_BTW
 
     def body(self, inputs_BN: torch.Tensor, stream_BTW: torch.Tensor) -> torch.Tensor:
@@ -85,7 +95,7 @@ class Stage(nn.Module):
 
     def leave(self, stream_BTW: torch.Tensor) -> torch.Tensor:
         """The coordinates `[B, T, K]` for the next stage."""
-        return stream_BTW if self.confined else self.boundary.project(stream_BTW)
+        return stream_BTW if self.holds_coordinates else self.boundary.project(stream_BTW)
 
     def logits(self, inputs_BN: torch.Tensor, stream_BTD: torch.Tensor) -> torch.Tensor:
         """A row for each target, in the order of the flattened targets, in float32 at least. Last stage only."""
@@ -109,7 +119,7 @@ class Stage(nn.Module):
 
     def _reader(self, inputs_BN: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         fixed_BTD = self.boundary.fixed(self.family.rows(inputs_BN))
-        if self.confined:
+        if self.holds_coordinates:
             return lambda c_BTK: self.boundary.rebuild(c_BTK) + fixed_BTD
         return lambda r_BTD: r_BTD + fixed_BTD
 
@@ -128,26 +138,43 @@ def whole_model_names(stage: Stage) -> dict[str, nn.Parameter]:
     }
 
 
+def confinement(stage: Stage) -> Confinement | None:
+    """The parameters of full size that must stay inside span(U); None where the stage's form or place has none."""
+    basis_DK = stage.boundary.exact_DK
+    if basis_DK is None or not stage.confined or stage.holds_coordinates:
+        return None
+    axes = {name: 1 if "embedding." in name else 0 for name in whole_model_names(stage) if _writes(name)}
+    return Confinement(basis_DK, axes)
+
+
+def _writes(name: str) -> bool:
+    return ".output." in name or "embedding." in name
+
+
 def initialise(stage: Stage, seed: int) -> None:
     """Draw every parameter from (seed, its name in the whole model).
 
     Norm gains are 1. Matrices that write into the residual stream, stage embeddings, and the trainable embedding
     where a fixed one stands beside it, start at 0: the model starts as its frozen embedding, in every form. Inputs
-    have deviation 1 / sqrt(inputs); the head 1 / inputs, so the first loss is that of a uniform guess.
+    have deviation 1 / sqrt(inputs); the head 1 / inputs, so the first loss is that of a uniform guess. What must lie
+    in span(U) is the part in it of what was drawn.
     """
     lone_embedding = "embedding.weight" if stage.boundary.fixed_VD is None else None
+    confined = confinement(stage)
     with torch.no_grad():
         for name, parameter in whole_model_names(stage).items():
             if parameter.dim() == 1:
                 continue
             std = FIXED_EMBEDDING_STD if name == lone_embedding else _initial_std(name, parameter)
             parameter.copy_(normal(parameter.shape, std, seed, "weights", name)) if std else parameter.zero_()
+            if std and confined is not None and name in confined.axes:
+                parameter.copy_(inside(parameter, confined.basis_DK, confined.axes[name]))
 
 
 def _initial_std(name: str, parameter: torch.Tensor) -> float:
     if name == "patch_embedding.weight":  # the one content of an image's stream, of a deviation of about 1
         return 1 / math.sqrt(parameter.shape[0])
-    if ".output." in name or "embedding." in name:
+    if _writes(name):
         return 0.0
     if name == "head.weight":
         return 1 / parameter.shape[1]

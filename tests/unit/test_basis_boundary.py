@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compression.basis import random_basis
+from compression.basis import inside, random_basis
 from compression.boundary import FIXED_EMBEDDING_STD, Boundary, Form
 from compression.seeded import generator, normal
 
@@ -159,8 +159,42 @@ def test_the_fixed_embedding_is_of_the_seed_and_not_trained(form: Form) -> None:
 
 
 def test_which_forms_confine_and_which_narrow() -> None:
-    assert [(form.confines_writes, form.narrows) for form in (Form.BOTTLENECK, Form.REPARAM, Form.NONE)] == [
-        (False, True),
-        (True, True),
-        (False, False),
-    ]
+    assert {form.value: (form.confines_writes, form.holds_coordinates, form.narrows) for form in Form} == {
+        "bottleneck": (False, False, True),
+        "projected": (True, False, True),
+        "reparam": (True, True, True),
+        "none": (False, False, False),
+    }
+
+
+# The scale
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_update_of_all_coordinates_moves_the_stream_as_far_as_one_of_all_its_entries(scaled: bool) -> None:
+    boundary = Boundary(Form.REPARAM, 64, 4, 300, 2, True, scaled)
+    moved = boundary.rebuild(0.1 * torch.tensor([1.0, -1.0, -1.0, 1.0])).norm()
+    assert float(moved) == pytest.approx(0.1 * (64 if scaled else 4) ** 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", [Form.BOTTLENECK, Form.PROJECTED, Form.REPARAM])
+def test_a_scale_changes_the_coordinates_and_not_what_is_rebuilt(form: Form) -> None:
+    plain, scaled = (Boundary(form, 64, 4, 300, 2, True, scaled) for scaled in (False, True))
+    r_BTD = torch.randn(2, 7, 64)
+    assert torch.allclose(4 * scaled.project(r_BTD), plain.project(r_BTD), atol=1e-6)
+    assert torch.allclose(scaled.rebuild(scaled.project(r_BTD)), plain.rebuild(plain.project(r_BTD)), atol=1e-5)
+
+
+def test_a_dense_boundary_has_no_scale() -> None:
+    assert Boundary(Form.NONE, 64, 4, 300, 2, True, True).scale == 1.0
+
+
+# Projection
+
+
+def test_the_part_inside_the_span_along_either_axis() -> None:
+    basis_DK = random_basis(16, 4, 3)
+    x = torch.randn(16, 9)
+    assert torch.allclose(inside(x, basis_DK, 0), basis_DK @ (basis_DK.T @ x), atol=1e-5)
+    assert torch.allclose(inside(x.T, basis_DK, 1), inside(x, basis_DK, 0).T, atol=1e-5)
+    assert torch.allclose(inside(inside(x, basis_DK, 0), basis_DK, 0), inside(x, basis_DK, 0), atol=1e-5)

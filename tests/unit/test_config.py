@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "a2357009e1cb4fb4bab407e591f5b540f85ccc69cc37c14e3661f04d372cd070"
+DEFAULT_HASH = "c38b8a559575575486e7a611dd5bd4dda2b86d7cbfdf23139ad6be15a8f4acb4"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -54,7 +54,7 @@ def test_derived_numbers() -> None:
         ({"model": {"qk_norm": 1}}, "model.qk_norm: input should be a valid boolean, got 1"),
         ({"model": {"dtype": "float16"}}, "model.dtype: input should be 'float32' or 'bfloat16', got 'float16'"),
         ({"model": 5}, "model: input should be a valid dictionary or instance of ModelConfig, got 5"),
-        ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'reparam' or 'none', got 'svd'"),
+        ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'projected', 'reparam' or 'none', got 'svd'"),
         ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
         ({"train": {"beta2": 1.0}}, "train.beta2: input should be less than 1, got 1.0"),
         ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: input should be a finite number, got nan"),
@@ -146,8 +146,11 @@ def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
 OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
-                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "family": "vit",
-                          "pooling": "class"}  # fmt: skip
+                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
+                          "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
+                          "lossless": "zstd", "family": "vit", "pooling": "class",
+                          "optimizer": "muon", "momentum": 0.5}  # fmt: skip
+BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
 
 
 def other_values() -> list[dict[str, Any]]:
@@ -159,7 +162,7 @@ def other_values() -> list[dict[str, Any]]:
             continue
         for field, default in value:
             other = OTHERS.get(field, not default if isinstance(default, bool) else default * 2 if default else 5)
-            found.append({name: {field: other, **({"path": "x"} if field == "source" else {})}})
+            found.append({name: {field: other, **BESIDE.get(field, {})}})
             if field == "family":
                 found[-1] |= {"data": {"source": "digits"}}
     return found

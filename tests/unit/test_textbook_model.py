@@ -18,11 +18,11 @@ import pytest
 import torch
 
 import protocol.model.layers
-from compression.basis import random_basis
+from compression.basis import inside, random_basis
 from compression.boundary import FIXED_EMBEDDING_STD
 from compression.seeded import normal
 from protocol.config import RunConfig, parse_config
-from protocol.model.stage import Stage, whole_model_names
+from protocol.model.stage import Stage, confinement, whole_model_names
 
 SEED, BATCH, LENGTH, VOCAB, DIM, HEADS, RANK, BASE, EPSILON = 11, 2, 7, 257, 24, 4, 5, 100.0, 1e-3
 Weights = dict[str, torch.Tensor]
@@ -37,6 +37,7 @@ def run_config(
     qk_norm: bool = True,
     layers: int = 3,
     stages: int = 3,
+    scaled: bool = False,
 ) -> RunConfig:
     return parse_config(
         {
@@ -45,7 +46,10 @@ def run_config(
                 "dim": DIM, "layers": layers, "heads": HEADS, "kv_heads": kv_heads, "hidden": 20,
                 "rope_base": BASE, "qk_norm": qk_norm, "norm_epsilon": EPSILON,
             },
-            "boundary": {"form": form, "rank": RANK, "fixed_embedding": fixed, "stage_embeddings": stage_embeddings},
+            "boundary": {
+                "form": form, "rank": RANK, "fixed_embedding": fixed, "stage_embeddings": stage_embeddings,
+                "scaled_basis": scaled,
+            },
             "data": {"vocab_size": VOCAB},
             "train": {"microbatch_size": BATCH, "sequence_length": LENGTH},
             "pipeline": {"stages": stages},
@@ -83,6 +87,7 @@ class Textbook:
     def __post_init__(self) -> None:
         boundary = self.config.boundary
         self.U_DK = random_basis(DIM, RANK, SEED).double()
+        self.scale = math.sqrt(DIM / RANK) if boundary.scaled_basis else 1.0
         fixed = normal((VOCAB, DIM), FIXED_EMBEDDING_STD, SEED, "fixed_embedding").double()
         self.E_fixed = fixed if boundary.fixed_embedding else torch.zeros(VOCAB, DIM, dtype=torch.float64)
         self.stages = self.config.pipeline.stages
@@ -112,7 +117,7 @@ class Textbook:
         return x_TD
 
     def cross(self, x_TD: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """In `reparam` x - E_fixed[t] is in span(U) already, so the textbook has no boundary at all."""
+        """Where x - E_fixed[t] is in span(U) already (`reparam`, `projected`), the textbook has no boundary at all."""
         if self.config.boundary.form != "bottleneck":
             return x_TD
         return (x_TD - self.E_fixed[t]) @ self.U_DK @ self.U_DK.T + self.E_fixed[t]
@@ -121,11 +126,11 @@ class Textbook:
         return self.config.boundary.form == "reparam" and stage < self.stages - 1
 
     def embedding(self, name: str, stage: int) -> torch.Tensor:
-        return self.weights[name] @ self.U_DK.T if self.confined(stage) else self.weights[name]
+        return self.scale * self.weights[name] @ self.U_DK.T if self.confined(stage) else self.weights[name]
 
     def writing(self, name: str, stage: int) -> torch.Tensor:
         """The output matrix `[D, in]`: W = U @ Z where the writes are confined."""
-        return self.U_DK @ self.weights[name] if self.confined(stage) else self.weights[name]
+        return self.scale * self.U_DK @ self.weights[name] if self.confined(stage) else self.weights[name]
 
     def attention(self, layer: int, stage: int, x_TD: torch.Tensor) -> torch.Tensor:
         model, w, at = self.config.model, self.weights, f"layers.{layer}.attention"
@@ -254,6 +259,40 @@ def test_loss_and_gradients_equal_the_textbooks(
 def test_however_the_model_is_cut(form: str, stages: int) -> None:
     loss, gradient = differences(run_config(form, layers=6, stages=stages), torch.float64)
     assert loss < 1e-10 and gradient < 1e-10
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("form", ["bottleneck", "reparam"])
+def test_a_scaled_basis(form: str) -> None:
+    loss, gradient = differences(run_config(form, scaled=True), torch.float64)
+    assert loss < 1e-10 and gradient < 1e-10
+
+
+@pytest.mark.usefixtures("double")
+def test_projected_equals_a_model_without_any_boundary() -> None:
+    """If weights lie in span(U), then the loss is that of the plain model, and so are all gradients inside the span.
+
+    To 1e-6: U is orthonormal to float32, and its projection stands in the chain only.
+    """
+    stages = [stage.double() for stage in built(run_config("projected"))]
+    confined = {name: c for stage in stages if (c := confinement(stage)) for name in c.axes}
+    named = {name: p for stage in stages for name, p in whole_model_names(stage).items()}
+
+    def followed(name: str, x: torch.Tensor) -> torch.Tensor:
+        return inside(x, confined[name].basis_DK.double(), confined[name].axes[name]) if name in confined else x
+
+    with torch.no_grad():
+        for name, parameter in named.items():
+            parameter.copy_(followed(name, parameter))
+    loss, gradients = chain(stages, sample())
+    weights = weights_of(stages)
+    expected = Textbook(run_config("projected"), weights).loss(sample())
+    expected.backward()
+    assert len(confined) == 6 and loss == pytest.approx(float(expected.detach()), rel=1e-6)
+    for name, weight in weights.items():
+        assert weight.grad is not None and weight.grad.norm() > 1e-6, name
+        difference = followed(name, gradients[name]) - followed(name, weight.grad)
+        assert difference.norm() < 1e-5 * weight.grad.norm(), name
 
 
 @pytest.mark.parametrize("form", FORMS)

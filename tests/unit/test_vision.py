@@ -14,7 +14,9 @@ import torch
 from peers.data.images import load_images
 from protocol.config import RunConfig, parse_config
 from protocol.errors import RemoteError
-from protocol.model.engine import StageEngine, payload_limits
+from protocol.frame import Kind
+from protocol.model.engine import StageEngine
+from protocol.model.payload import payload_rules
 from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
 
@@ -77,11 +79,11 @@ def train(engines: list[StageEngine], step: int, batches: list[np.ndarray]) -> t
     for m, rows in enumerate(batches):
         sent = engines[0].forward_ids(step, m, rows)
         for sender, engine in pairwise(engines):
-            sent = engine.forward(step, m, bytes(sent.payload or b""), sender.codec_tag)
+            sent = engine.forward(step, m, bytes(sent.payload or b""), sender.codec_tag(Kind.FORWARD))
         losses.append(sent.loss or 0.0)
         gradient, tag = None, 0
         for engine in reversed(engines):
-            gradient, tag = engine.backward(step, m, gradient, tag), engine.codec_tag
+            gradient, tag = engine.backward(step, m, gradient, tag), engine.codec_tag(Kind.BACKWARD)
     gradients: dict[str, Any] = {}
     for engine in engines:
         gradients |= {name: gradient.clone() for name, gradient in engine.average().items()}
@@ -111,7 +113,9 @@ def test_only_labels_and_coordinates_cross(pooling: str, positions: int) -> None
     payload = bytes(engines[0].forward_ids(1, 0, rows).payload or b"")
     assert payload[:BATCH] == rows[:, -1].astype(np.uint8).tobytes()
     coordinates = BATCH * positions * 4 * 4
-    assert payload_limits(config) == (len(payload), len(payload) - BATCH) == (BATCH + coordinates, coordinates)
+    rules = payload_rules(config)
+    assert rules[Kind.FORWARD].most == len(payload) == BATCH + coordinates
+    assert rules[Kind.BACKWARD].most == coordinates
     with pytest.raises(RemoteError, match=r"expected ids in 0\.\.9, got .*\.\.10"):
         engines[1].forward(1, 0, bytes([10]) + payload[1:], 1)
 
