@@ -95,6 +95,21 @@ class BoundaryConfig(_Section):
     keep: float = Field(1 / 16, gt=0, le=1, description="fraction of a token's numbers that topk sends")
     fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
     stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")
+    stage_embedding: Literal["table", "low_rank", "bigram"] = Field(
+        "table", description="table: a row per id; low_rank: a short row, widened; bigram: a row per hashed pair of ids"
+    )
+    stage_embedding_size: int = Field(
+        64, ge=1, le=1 << 24, description="numbers in a short row (low_rank), or rows in all (bigram); unused by table"
+    )
+
+    @model_validator(mode="after")
+    def _stage_embedding_fits(self) -> BoundaryConfig:
+        if self.form == "projected" and self.stage_embedding == "low_rank":
+            raise ValueError(
+                'expected stage_embedding = "table" or "bigram" with form = "projected", whose rows are kept inside '
+                'span(U), got "low_rank": set form = "reparam" for a confined stream with it'
+            )
+        return self
 
     @model_validator(mode="after")
     def _codecs_fit(self) -> BoundaryConfig:

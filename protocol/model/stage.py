@@ -32,6 +32,7 @@ from protocol.config import RunConfig
 from protocol.confined_adamw import Confinement
 from protocol.model.families import FAMILIES, Family
 from protocol.model.layers import Layer
+from protocol.model.stage_embedding import stage_embedding
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -65,8 +66,10 @@ class Stage(nn.Module):
         self.confined = form.confines_writes and not self.is_last
         self.holds_coordinates = form.holds_coordinates and not self.is_last
         written = config.boundary.rank if self.holds_coordinates else model.dim
-        if self.is_first or config.boundary.stage_embeddings:
-            self.embedding = nn.Embedding(task.rows, written)
+        if self.is_first:
+            self.embedding: nn.Module = nn.Embedding(task.rows, written)
+        elif config.boundary.stage_embeddings:
+            self.embedding = stage_embedding(config.boundary, task.rows, written)
         self.patch_embedding = self.family.content(written) if self.is_first else None
         per_stage = model.layers // stages
         owned = range(index * per_stage, (index + 1) * per_stage)
@@ -84,7 +87,9 @@ class Stage(nn.Module):
             embedded: torch.Tensor = self.embedding(ids_BT)
             return embedded if self.patch_embedding is None else embedded + self.patch_embedding(inputs_BN)
         stream_BTW = c_BTK if self.holds_coordinates else self.boundary.rebuild(c_BTK)
-        return stream_BTW + self.embedding(ids_BT) if hasattr(self, "embedding") else stream_BTW
+        if hasattr(self, "embedding"):
+            stream_BTW = stream_BTW + self.embedding(ids_BT)
+        return stream_BTW
 
     def body(self, inputs_BN: torch.Tensor, stream_BTW: torch.Tensor) -> torch.Tensor:
         """The layers."""
@@ -174,6 +179,8 @@ def initialise(stage: Stage, seed: int) -> None:
 def _initial_std(name: str, parameter: torch.Tensor) -> float:
     if name == "patch_embedding.weight":  # the one content of an image's stream, of a deviation of about 1
         return 1 / math.sqrt(parameter.shape[0])
+    if name.endswith("embedding.short.weight"):  # the matrix that widens it starts at 0
+        return 1.0
     if _writes(name):
         return 0.0
     if name == "head.weight":

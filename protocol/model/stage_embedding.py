@@ -5,8 +5,8 @@
     bigram     a row per hashed pair of ids (the token's and the one before it)     r x W
 
 No bytes on the wire and no large matrix product. A table of a large model is as big as its stage: at V = 50,000 and
-W = 4,096 it holds 205 M numbers, 2.5 GB with AdamW's moments, which the stage's replicas must average. The other two are
-for that. All start as 0, so the stage starts as if they were not there.
+W = 4,096 it holds 205 M numbers, 2.5 GB with AdamW's moments, which the stage's replicas must average. The other two
+are for that. All start as 0, so the stage starts as if they were not there.
 
 Shape suffixes: B batch, T time, W width of the held stream.
 """
@@ -26,16 +26,16 @@ _MIX_PREVIOUS, _MIX_OWN = 1_000_003, 8_191
 
 
 class LowRankEmbedding(nn.Module):
-    """`table` has `rank` numbers per id; `widen`, which starts at 0, makes W of them."""
+    """`short` has `rank` numbers per id; `widen`, which starts at 0, makes W of them."""
 
     def __init__(self, rows: int, rank: int, width: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(rows, rank)
+        self.short = nn.Embedding(rows, rank)
         self.widen = nn.Linear(rank, width, bias=False)
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """`[B, T] -> [B, T, W]`."""
-        widened: torch.Tensor = self.widen(self.table(ids_BT))
+        widened: torch.Tensor = self.widen(self.short(ids_BT))
         return widened
 
 
@@ -44,12 +44,12 @@ class BigramEmbedding(nn.Module):
 
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(buckets, width)
+        self.pairs = nn.Embedding(buckets, width)
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """`[B, T] -> [B, T, W]`. The first token of a sequence counts as following id 0."""
         before_BT = F.pad(ids_BT, (1, 0))[:, :-1]
-        embedded: torch.Tensor = self.table(hash_pairs(before_BT, ids_BT, self.table.num_embeddings))
+        embedded: torch.Tensor = self.pairs(hash_pairs(before_BT, ids_BT, self.pairs.num_embeddings))
         return embedded
 
 

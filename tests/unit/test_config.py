@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "c38b8a559575575486e7a611dd5bd4dda2b86d7cbfdf23139ad6be15a8f4acb4"
+DEFAULT_HASH = "6ea3f35f08f62bf9e084e6a597275b2093d544ef0189bfeea24d9bd6312a1054"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -149,7 +149,7 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
                           "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
                           "lossless": "zstd", "family": "vit", "pooling": "class",
-                          "optimizer": "muon", "momentum": 0.5}  # fmt: skip
+                          "optimizer": "muon", "momentum": 0.5, "stage_embedding": "bigram"}  # fmt: skip
 BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
 
 
