@@ -136,7 +136,8 @@ def test_interrupt_then_resume_equals_undisturbed(
     assert f"ended after step {reached} of 2000: stopped as asked" in output
     assert "isthmus launch --resume a" in output
     isthmus("launch", "--resume", "a", "--steps", reached + 4)
-    isthmus("launch", long_toml, "--dir", "b", "--steps", reached + 4)
+    undisturbed = isthmus("launch", long_toml, "--dir", "b", "--steps", reached + 4, "--no-evaluate")
+    assert "held-out" not in undisturbed.stdout
     both = [[(row["step"], row["loss"], row["gradient_norms"]) for row in rows(tmp_path / d)] for d in "ab"]
     assert both[0] == both[1]
     assert len(both[0]) == reached + 4
@@ -224,6 +225,7 @@ def test_coordinator_peers_and_status_in_terminals_of_their_own(
     outputs = [process.communicate(timeout=240)[0] for process in (coordinator, *peers)]
     assert [process.returncode for process in (coordinator, *peers)] == [0, 0, 0, 0], outputs
     assert "all steps are done" in outputs[0] and "all steps are done" in outputs[1]
+    assert "held-out  not evaluated: the stages are on other machines" in outputs[0]
     folders = {path.name for path in (tmp_path / "runs").glob("small-*/peer-*")}
     assert {"peer-0", "peer-1", "peer-2"} <= folders
     assert len(rows(tmp_path / "run")) == 100
