@@ -6,13 +6,31 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from peers.data.images import load_images
+from peers.data.run_data import RunData
 from peers.data.token_store import TokenStore, cache_folder, prepare
 from protocol.config import DataConfig, RunConfig
 from protocol.errors import UserError
 from protocol.manifest import Manifest, describe_difference
 from protocol.signing import SigningKey
+from protocol.task import IMAGE_SOURCES
 
 Say = Callable[[str], None]
+
+
+def load_data(
+    config: RunConfig, data: Path | None = None, tokenizer: Path | None = None, say: Say | None = None
+) -> RunData:
+    """The run's data on this machine. `data` and `tokenizer` replace the configured paths of text.
+
+    Raises:
+        UserError: the data is missing, empty, too small, or has a larger vocabulary than the model.
+    """
+    if config.data.source not in IMAGE_SOURCES:
+        return load_tokens(config, data, tokenizer, say)
+    if data is not None or tokenizer is not None:
+        raise UserError(f"expected no --data and no --tokenizer: the run's images are {config.data.source}")
+    return load_images(config.data.source)
 
 
 def load_tokens(
@@ -40,13 +58,13 @@ def load_tokens(
     return tokens
 
 
-def new_run(config: RunConfig, tokens: TokenStore) -> tuple[Manifest, SigningKey]:
+def new_run(config: RunConfig, data: RunData) -> tuple[Manifest, SigningKey]:
     """A new run's manifest, and the new key that signs it."""
     key = SigningKey.generate()
-    return Manifest(config, tokens.fingerprint, tokens.unigram_loss, key.public, secrets.token_hex(8)), key
+    return Manifest(config, data.fingerprint, data.unigram_loss, key.public, secrets.token_hex(8)), key
 
 
-def check_resumed(manifest: Manifest, config: RunConfig | None, tokens: TokenStore) -> None:
+def check_resumed(manifest: Manifest, config: RunConfig | None, data: RunData) -> None:
     """Check that a run to be resumed is still the same.
 
     Raises:
@@ -57,6 +75,6 @@ def check_resumed(manifest: Manifest, config: RunConfig | None, tokens: TokenSto
             "the configuration differs from the one the run was begun with: leave the file out to resume, "
             "or start a new run in another folder"
         )
-    difference = describe_difference(manifest, tokens.fingerprint)
+    difference = describe_difference(manifest, data.fingerprint)
     if difference:
         raise UserError(difference)

@@ -20,7 +20,7 @@ from typing import Any
 from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
-from peers.data.token_store import TokenStore
+from peers.data.run_data import RunData
 from peers.peer_options import PeerOptions
 from peers.stage_worker import StageWorker, WorkerParts
 from peers.step_reports import StepReport, WireTotals
@@ -58,10 +58,10 @@ Say = Callable[[str], None]
 
 
 class PeerDaemon:
-    """Serves one run through `transport`, as `invite` says, with `tokens`.
+    """Serves one run through `transport`, as `invite` says, with `data`.
 
     Raises:
-        UserError: the tokens are not the run's.
+        UserError: the data is not the run's.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class PeerDaemon:
         transport: Transport,
         invite: Invite,
         manifest: Manifest,
-        tokens: TokenStore,
+        data: RunData,
         options: PeerOptions,
         say: Say = logger.info,
     ) -> None:
-        difference = describe_difference(manifest, tokens.fingerprint)
+        difference = describe_difference(manifest, data.fingerprint)
         if difference:
             raise UserError(difference)
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
@@ -83,7 +83,7 @@ class PeerDaemon:
         self._parts = WorkerParts(
             config=config,
             transport=transport,
-            tokens=tokens,
+            data=data,
             compute=self._compute,
             checkpoints=Checkpoints(options.folder / "checkpoints", manifest.run_id, config.checkpoint.keep),
             background=self._background,

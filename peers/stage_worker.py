@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from peers.background import Background
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
-from peers.data.token_store import TokenStore
+from peers.data.run_data import RunData
 from peers.files import write_atomically
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
@@ -53,7 +53,7 @@ class WorkerParts:
 
     config: RunConfig
     transport: Transport
-    tokens: TokenStore
+    data: RunData
     compute: ComputeThread
     checkpoints: Checkpoints
     background: Background
@@ -154,10 +154,7 @@ class StageWorker:
         assert self._engine is not None
         microbatch = work.action.microbatch
         if self.stage == 0:
-            config = self._parts.config
-            ids = self._parts.tokens.microbatch(
-                config.seed, work.step, microbatch, config.train.microbatch_size, config.train.sequence_length
-            )
+            ids = self._parts.data.microbatch(self._parts.config, work.step, microbatch)
             forwarded = self._engine.forward_ids(work.step, microbatch, ids)
         elif work.payload is None:
             raise RemoteError(f"expected coordinates for step {work.step}, microbatch {microbatch}, got nothing")

@@ -81,18 +81,18 @@ def start(run: Path | None, options: StartOptions) -> int:
 
 
 def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resumed: bool) -> Opened:
-    from peers.opening import check_resumed, load_tokens, new_run
+    from peers.opening import check_resumed, load_data, new_run
 
     manifest_and_key = folder.open() if resumed else None
     effective = manifest_and_key[0].config if manifest_and_key else config
     assert effective is not None
     if steps is not None and steps > effective.train.steps:
         raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
-    tokens = load_tokens(effective, say=say)
+    data = load_data(effective, say=say)
     if manifest_and_key is None:
-        manifest_and_key = new_run(effective, tokens)
+        manifest_and_key = new_run(effective, data)
     else:
-        check_resumed(manifest_and_key[0], config, tokens)
+        check_resumed(manifest_and_key[0], config, data)
     return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
 
 

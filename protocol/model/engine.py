@@ -1,7 +1,8 @@
 """The arithmetic of one stage: payloads in, payloads out. The daemon's compute thread and the tests run this code.
 
-The ids in a forward frame are the microbatch's T inputs and the one token after them, `[B, T + 1]`, so the last stage
-has its targets and no peer but the first needs the data.
+The ids in a forward frame are what the task carries of a microbatch (`protocol.task`): of text the T inputs and the
+one token after them, `[B, T + 1]`, of images the labels. So the last stage has its targets, and no peer but the first
+needs the data.
 
 Gradients are summed in the order of the calls to `backward`; the work order makes that order the same in every
 run, so that a run repeats to the last bit.
@@ -52,13 +53,14 @@ class StageEngine:
         self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train, confinement(self.stage))
         self._codecs = codecs(config)
         self._kept: dict[tuple[int, int], _Kept] = {}
+        self._task = config.task
 
     def codec_tag(self, kind: Kind) -> int:
         """The tag of the codec with which this stage sends frames of `kind`."""
         return self._codecs.forward.tag if kind is Kind.FORWARD else self._codecs.gradient.tag
 
     def forward_ids(self, step: int, microbatch: int, ids: np.ndarray) -> Forwarded:
-        """The first stage's forward. `ids` is `[B, T + 1]`."""
+        """The first stage's forward. `ids` is the whole microbatch, `[B, N]`."""
         return self._forward((step, microbatch), torch.from_numpy(ids.astype(np.int64)), None)
 
     def forward(self, step: int, microbatch: int, payload: Buffer, codec: int) -> Forwarded:
@@ -126,10 +128,11 @@ class StageEngine:
         if loss is not None:
             return Forwarded(None, loss)
         body = self._encode(self._codecs.forward, output, f"coordinates of step {key[0]}, microbatch {key[1]}")
-        return Forwarded(b"".join((encode_ids(ids.numpy(), self.config.data.vocab_size), body)), None)
+        carried = ids[:, -self._task.carried :].numpy()
+        return Forwarded(b"".join((encode_ids(carried, self._task.alphabet), body)), None)
 
     def _run(self, kept: _Kept) -> tuple[torch.Tensor, float | None]:
-        inputs, targets = kept.ids[:, :-1], kept.ids[:, 1:]
+        inputs, targets = kept.ids[:, :-1], kept.ids[:, self._task.first_target :]
         output = self.stage(inputs, kept.coordinates)
         if not self.stage.is_last:
             return output, None
@@ -154,7 +157,7 @@ class StageEngine:
     def _decode_forward(self, payload: Buffer, tag: int) -> tuple[torch.Tensor, torch.Tensor]:
         view, split = memoryview(payload), ids_bytes(self.config)
         try:
-            ids = torch.from_numpy(decode_ids(view[:split], ids_shape(self.config), self.config.data.vocab_size))
+            ids = torch.from_numpy(decode_ids(view[:split], ids_shape(self.config), self._task.alphabet))
         except CodecError as error:
             raise RemoteError(str(error)) from error
         return ids, self._decode(view[split:], tag)

@@ -67,16 +67,16 @@ def payload_rules(config: RunConfig) -> dict[Kind, PayloadRule]:
 
 
 def ids_shape(config: RunConfig) -> tuple[int, int]:
-    """Of the ids in a forward frame: `[B, T + 1]`."""
-    return config.train.microbatch_size, config.train.sequence_length + 1
+    """Of the ids in a forward frame (text: `[B, T + 1]`; images: the labels, `[B, 1]`)."""
+    return config.train.microbatch_size, config.task.carried
 
 
 def ids_bytes(config: RunConfig) -> int:
     """Bytes of the ids in a forward frame."""
     batch, length = ids_shape(config)
-    return batch * length * id_bytes(config.data.vocab_size)
+    return batch * length * id_bytes(config.task.alphabet)
 
 
 def coordinates_shape(config: RunConfig) -> tuple[int, int, int]:
     """Of the coordinates, and of their gradient: `[B, T, K]`."""
-    return config.train.microbatch_size, config.train.sequence_length, config.boundary_width
+    return config.train.microbatch_size, config.task.positions, config.boundary_width

@@ -15,7 +15,7 @@ from compression.errors import CodecError
 from convergence.wire import measure, trained_engines
 from peers.data.token_store import TokenStore
 from peers.opening import load_tokens
-from protocol.config import DataConfig, RunConfig, TrainConfig
+from protocol.config import DataConfig, RunConfig
 from protocol.errors import RunFailed
 from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
@@ -141,9 +141,7 @@ class _Training:
         return _held_out(self._config.data, self._config.train.sequence_length)
 
     def _microbatches(self, step: int) -> list[np.ndarray]:
-        train: TrainConfig = self._config.train
-        size, length = train.microbatch_size, train.sequence_length
-        return [self._tokens.microbatch(self._config.seed, step, m, size, length) for m in range(train.microbatches)]
+        return [self._tokens.microbatch(self._config, step, m) for m in range(self._config.train.microbatches)]
 
 
 @lru_cache(maxsize=4)

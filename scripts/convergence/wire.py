@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compression.codec import CODECS
-from compression.token_ids import id_bytes
 from protocol.config import RunConfig
+from protocol.frame import Kind
 from protocol.model.engine import StageEngine
+from protocol.model.payload import payload_rules
 from protocol.reference import ReferenceRun
 
 
@@ -41,18 +41,17 @@ def measure(engines: list[StageEngine], ids: np.ndarray) -> Wire:
     for sender, engine in itertools.pairwise(engines):
         assert payload is not None
         forward += len(payload)
-        payload = engine.forward(step, 0, payload, sender.codec_tag).payload
+        payload = engine.forward(step, 0, payload, sender.codec_tag(Kind.FORWARD)).payload
     gradient, receiver = None, engines[-1]
     for engine in reversed(engines):
-        gradient = engine.backward(step, 0, gradient, receiver.codec_tag)
+        gradient = engine.backward(step, 0, gradient, receiver.codec_tag(Kind.BACKWARD))
         backward += 0 if gradient is None else len(gradient)
         receiver = engine
     tokens = (len(engines) - 1) * ids.shape[0] * (ids.shape[1] - 1)
     return Wire(forward / tokens, backward / tokens) if tokens else Wire(0.0, 0.0)
 
 
-def declared(codec: str, batch: int, length: int, width: int, vocab: int) -> Wire:
-    """What `codec` declares for coordinates `[batch, length, width]`, and the ids of a forward."""
-    tokens = batch * length
-    body = CODECS[codec].payload_bytes((batch, length, width)) / tokens
-    return Wire(body + batch * (length + 1) * id_bytes(vocab) / tokens, body)
+def declared(config: RunConfig) -> Wire:
+    """What the run's codecs declare, ids included; a bound where a payload is packed losslessly."""
+    rules, tokens = payload_rules(config), config.tokens_per_microbatch
+    return Wire(rules[Kind.FORWARD].most / tokens, rules[Kind.BACKWARD].most / tokens)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "77cca98dc60ac6f5637a941e7e4165919edb1fbe63dfb5f92f3d6b3466026b52"
+DEFAULT_HASH = "4caead80cc9c08af40d8f0705e8531559c1832bf7bc6e2c0685d8805a69f87e6"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -23,6 +23,7 @@ def test_derived_numbers() -> None:
     config = parse_config({"train": {"microbatches": 3, "microbatch_size": 5, "sequence_length": 7}}, "run.toml")
     assert (config.tokens_per_microbatch, config.tokens_per_step) == (35, 105)
     assert config.boundary_width == 16
+    assert (config.task.positions, config.task.rows, config.task.carried) == (7, 4096, 8)
     assert parse_config({"boundary": {"form": "none"}}, "run.toml").boundary_width == 128
 
 
@@ -63,6 +64,13 @@ def test_derived_numbers() -> None:
         ({"pipeline": {"stages": 256}}, "pipeline.stages: input should be less than or equal to 255, got 256"),
         ({"data": {"source": "text"}}, "data: expected a path for source = 'text', got none: add path ="),
         ({"data": {"vocab_size": 256}}, "data.vocab_size: input should be greater than or equal to 257, got 256"),
+        ({"model": {"family": "vit"}}, "expected a data.source of images for model.family = 'vit', got 'stdlib': "
+                                       "images (digits) go with vit, text with decoder"),
+        ({"data": {"source": "digits"}}, "expected a data.source of text for model.family = 'decoder', got 'digits'"),
+        ({"model": {"family": "vit", "patch": 3}, "data": {"source": "digits"}},
+         "expected model.patch to divide the 8 pixels of a side of digits, got 3: set it to one of [1, 2, 4, 8]"),
+        ({"model": {"family": "vit", "pooling": "max"}, "data": {"source": "digits"}},
+         "model.pooling: input should be 'class' or 'mean', got 'max'"),
         ({"name": "My Run"}, "name: string should match pattern '^[a-z0-9][a-z0-9-]{0,39}$', got 'My Run'"),
         ({"name": "run\n"}, "name: string should match pattern"),
         ({"seed": -1}, "seed: input should be greater than or equal to 0, got -1"),
@@ -85,6 +93,15 @@ def test_all_mistakes_are_told_at_once() -> None:
     )
 
 
+@pytest.mark.parametrize(("pooling", "positions"), [("mean", 16), ("class", 17)])
+def test_an_image_has_a_position_for_each_patch(pooling: str, positions: int) -> None:
+    values = {"model": {"family": "vit", "pooling": pooling}, "data": {"source": "digits"}}
+    config = parse_config({**values, "train": {"microbatch_size": 5, "microbatches": 3}}, "run.toml")
+    assert (config.tokens_per_microbatch, config.tokens_per_step) == (5 * positions, 15 * positions)
+    task = config.task
+    assert (task.positions, task.rows, task.outputs, task.carried, task.alphabet) == (positions, positions, 10, 1, 10)
+
+
 def test_a_mistake_is_the_users() -> None:
     assert issubclass(ConfigError, UserError) and ConfigError.exit_code == 2
 
@@ -100,6 +117,7 @@ def test_a_mistake_is_the_users() -> None:
         {"model": {"dim": 8, "hidden": 1}, "boundary": {"rank": 1}},
         {"train": {"steps": 1, "warmup_steps": 0, "learning_rate": 1}},
         {"data": {"source": "jsonl", "path": "books"}},
+        {"model": {"family": "vit", "patch": 8, "dim": 20}, "data": {"source": "digits"}},
         {"name": "a" * 40},
     ],
     ids=str,
@@ -130,7 +148,7 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
                           "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
                           "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
-                          "lossless": "zstd"}  # fmt: skip
+                          "lossless": "zstd", "family": "vit", "pooling": "class"}  # fmt: skip
 BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
 
 
@@ -144,6 +162,8 @@ def other_values() -> list[dict[str, Any]]:
         for field, default in value:
             other = OTHERS.get(field, not default if isinstance(default, bool) else default * 2 if default else 5)
             found.append({name: {field: other, **BESIDE.get(field, {})}})
+            if field == "family":
+                found[-1] |= {"data": {"source": "digits"}}
     return found
 
 

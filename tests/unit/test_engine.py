@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from itertools import pairwise, product
@@ -237,6 +238,27 @@ def test_weights_depend_on_seed_and_name_only() -> None:
     other = weights(Stage(run_config(seed=6), 0))
     assert not torch.equal(other["layers.0.attention.query.weight"], drawn["layers.0.attention.query.weight"])
     assert not torch.equal(drawn["layers.0.feed_forward.up.weight"], drawn["layers.0.feed_forward.gate.weight"])
+
+
+PINNED = {
+    "bottleneck": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+    "reparam": "83cf649e9aa658538e1c86825ef3f67a7a59a843a9a9dbdefc7a60292f4a74f0",
+    "projected": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+    "none": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_initial_weights_are_pinned(form: str) -> None:
+    """A run's peers may have different releases of the same protocol version; they must begin alike."""
+    digest = hashlib.sha256()
+    for index in range(3):
+        stage = Stage(run_config(form), index)
+        assert stage.boundary.fixed_VD is not None
+        for name, weight in weights(stage).items():
+            digest.update(name.encode() + weight.numpy().tobytes())
+        digest.update(stage.boundary.fixed_VD.numpy().tobytes())
+    assert digest.hexdigest() == PINNED[form]
 
 
 @pytest.mark.parametrize("form", FORMS)
