@@ -26,8 +26,8 @@ from compression.levels import Levels, NormalLevels, UniformLevels
 from compression.packing import pack, packed_bytes, unpack
 from compression.scales import SCALE_FORMATS
 
-# Numbers worked on at once on a CPU: what a pass writes is still in the cache when the next one reads it (2.4 times as
-# fast for int4). Any count gives the same bytes when rounding to nearest.
+# Numbers worked on at once on a CPU: what a pass writes is still in the cache when the next one reads it (about
+# twice as fast for int4). Any count gives the same bytes when rounding to nearest.
 _AT_ONCE = 1 << 17
 
 # Fewer levels want more clipping; at 6 and 8 bits there is nothing to gain.
