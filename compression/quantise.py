@@ -124,7 +124,8 @@ class BlockCodec:
         """The squared error of each block in units of its largest number: in numbers as they are it could overflow."""
         y_NBI = _divided(x_NBI, scale_NB)
         missed_NBI = y_NBI.sub_(self._levels.snap(y_NBI)).square_()
-        return _fold(missed_NBI) * _divided(scale_NB, largest_NB).square_()
+        loss_NB = _fold(missed_NBI) * _divided(scale_NB, largest_NB).square_()
+        return torch.where(scale_NB > 0, loss_NB, torch.inf)  # a scale that rounds to 0 loses the block
 
 
 def _divided(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
