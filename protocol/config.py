@@ -128,13 +128,18 @@ class DataConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """The optimisation: AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
+    """The optimisation: Muon or AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
 
     steps: int = Field(300, ge=1, description="optimiser steps in the whole run; the decay ends here")
     microbatches: int = Field(8, ge=1, le=65535, description="M: microbatches per step")
     microbatch_size: int = Field(2, ge=1, description="B: sequences, or images, per microbatch")
     sequence_length: int = Field(128, ge=2, description="T: tokens per sequence of text (an image has its patches)")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: orthogonal steps for the layers' matrices, AdamW for the rest; adamw: for all"
+    )
     learning_rate: float = Field(3e-3, gt=0, description="peak learning rate")
+    matrix_step: float = Field(5.0, gt=0, description="Muon: spectral norm of a matrix's step, in learning rates")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="last learning rate as a fraction of the peak")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment")

@@ -67,5 +67,37 @@ def show(
     say_list(_arms(plan, group, only), results, jobs)
 
 
+@app.command("row")
+def row(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="The first digits of a row's id.")],
+    results: ResultsPath = DOCS / "results.jsonl",
+) -> None:
+    """Train one row again from its stored configuration; exit code 1 if it is not equal to the last bit."""
+    from convergence.results import load
+    from convergence.runner import describe_commit, limit_to_one_thread
+
+    limit_to_one_thread()
+    found = load(results).find(identity)
+    from convergence.rerun import rerun
+
+    raise typer.Exit(0 if rerun(found, describe_commit()) else 1)
+
+
+@app.command("report")
+def report(
+    plan: PlanPath = HERE / "plan.toml",
+    results: ResultsPath = DOCS / "results.jsonl",
+    text: Annotated[Path, typer.Option("--text", help="The page as written by hand, with placeholders.")] = DOCS
+    / "text.md",
+    page: Annotated[Path, typer.Option("--page", help="Where the page goes.")] = DOCS.with_suffix(".md"),
+) -> None:
+    """Write the page: the text with its tables, figures and pictures."""
+    from convergence.report import write_report
+    from convergence.results import load
+
+    for path in write_report(read_plan(plan), load(results), text, page):
+        say(f"wrote {path}")
+
+
 def _arms(plan: Path, group: str | None, only: str | None) -> list[PlannedArm]:
     return chosen_arms(choose_groups(read_plan(plan), group), only)

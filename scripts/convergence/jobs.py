@@ -10,6 +10,7 @@ from convergence.plan import Cell, PlannedArm
 from convergence.results import Results, config_of
 from convergence.sweep import Phase, due_cells, remaining_cells
 from protocol.config import RunConfig
+from protocol.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,17 @@ class Job:
 
 
 def chosen_arms(plan: Mapping[str, list[PlannedArm]], only: str | None) -> list[PlannedArm]:
-    """The arms whose name, or group/name, fits the pattern `only` (None: all)."""
-    pattern = "*" if only is None else only
-    return [
-        arm
-        for arms in plan.values()
-        for arm in arms
-        if fnmatch.fnmatchcase(arm.name, pattern) or fnmatch.fnmatchcase(f"{arm.group}/{arm.name}", pattern)
-    ]
+    """The arms whose name, or group/name, fits the pattern `only` (None: all).
+
+    Raises:
+        UserError: none does.
+    """
+    arms = [arm for of_group in plan.values() for arm in of_group]
+    names = {f"{arm.group}/{arm.name}": arm for arm in arms}
+    chosen = [arm for name, arm in names.items() if only is None or _fits(name, only) or _fits(arm.name, only)]
+    if not chosen:
+        raise UserError(f"expected --only to fit an arm of {', '.join(names)}, got {only}: correct the pattern")
+    return chosen
 
 
 def due_jobs(arms: list[PlannedArm], done: Results) -> list[Job]:
@@ -75,6 +79,10 @@ def readable(seconds: float) -> str:
 
 def _hours(minutes: int) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern)
 
 
 def _size(config: RunConfig) -> tuple[int, int, int, int]:

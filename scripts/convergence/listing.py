@@ -37,7 +37,7 @@ def _lines(arms: list[PlannedArm], done: Results) -> Iterator[str]:
         missing = len(remaining_jobs([arm], done))
         best = best_rate(arm, losses)
         lowest = min(losses.values(), default=math.inf)
-        state = f"lowest loss {lowest:.4f}" if math.isfinite(lowest) else "no loss yet"
+        state = f"lowest loss {lowest:.4f}" if math.isfinite(lowest) else "all diverged" if losses else "no loss yet"
         rate = "sweep not finished" if best is None else f"best lr {best:g}"
         yield f"  {arm.name:28} {len(losses):3} done {missing:3} missing  {rate}, {state}"
         yield f"  {'':28} lr {_list(arm.learning_rates)}; horizons {_list(arm.horizons)}  {arm.description}"

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from convergence import results
 from convergence.jobs import Job, due_jobs, readable, remaining_jobs, seconds_left, seconds_of
 from convergence.plan import PlannedArm
 from convergence.results import Row
-from convergence.training import Values, prepare_worker, train_row
 from peers.cli.common import say
 from protocol.config import RunConfig
 
@@ -28,15 +28,17 @@ def run(arms: list[PlannedArm], path: Path, processes: int) -> int:
         UserError: the results file is damaged, or the data is missing.
         BrokenProcessPool: a worker was killed.
     """
+    from convergence.training import train_row
+
     commit, trained = describe_commit(), 0
-    running: dict[Future[Values], Job] = {}
+    running: dict[Future[dict[str, Any]], Job] = {}
     with _pool(processes) as pool:
         while True:
             done = results.load(path)
             busy = {job.config.hash() for job in running.values()}
             for job in _free(due_jobs(arms, done), busy, processes - len(running)):
                 say(f"{_now()}  start  {job}{_about(seconds_of(job, done))}")
-                running[pool.submit(train_row, job.config, os.getpid())] = job
+                running[pool.submit(train_row, job.config)] = job
             if not running:
                 return trained
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -49,7 +51,7 @@ def run(arms: list[PlannedArm], path: Path, processes: int) -> int:
                 say(f"{_now()}  end    {job}  {describe(row)}{_left(left, seconds_left(left, done, processes))}")
 
 
-def make_row(group: str, arm: str, config: RunConfig, values: Values, commit: str) -> Row:
+def make_row(group: str, arm: str, config: RunConfig, values: dict[str, Any], commit: str) -> Row:
     """The row as the results file holds it."""
     key = config.hash()
     return {
@@ -82,10 +84,17 @@ def describe_commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
+def limit_to_one_thread() -> None:
+    """For processes started from here, and this one if it has not loaded torch yet."""
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+
+
 def _pool(processes: int) -> ProcessPoolExecutor:
     """Workers of one thread each, started from scratch: a fork of a process whose threads have run hangs."""
-    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), prepare_worker)
+    limit_to_one_thread()
+    from convergence.training import prepare_worker
+
+    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), prepare_worker, (os.getpid(),))
 
 
 def _free(jobs: list[Job], busy: set[str], places: int) -> Iterator[Job]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "4caead80cc9c08af40d8f0705e8531559c1832bf7bc6e2c0685d8805a69f87e6"
+DEFAULT_HASH = "c38b8a559575575486e7a611dd5bd4dda2b86d7cbfdf23139ad6be15a8f4acb4"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -148,7 +148,8 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
                           "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
                           "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
-                          "lossless": "zstd", "family": "vit", "pooling": "class"}  # fmt: skip
+                          "lossless": "zstd", "family": "vit", "pooling": "class",
+                          "optimizer": "muon", "momentum": 0.5}  # fmt: skip
 BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
 
 
