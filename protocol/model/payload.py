@@ -28,8 +28,10 @@ class PayloadRule:
     exact: bool
 
     def check(self, header: Header) -> None:
-        """Raises:
-        BadFrame: `header` names another codec, or states a length that this codec does not make.
+        """Look at an incoming header before its payload is decoded.
+
+        Raises:
+            BadFrame: it names another codec, or states a length that this codec does not make.
         """
         fits = header.length == self.most if self.exact else header.length <= self.most
         if header.codec != self.codec or not fits:
