@@ -22,6 +22,7 @@ from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.data.token_store import TokenStore
+from peers.opening import check_agreement
 from peers.peer_options import PeerOptions
 from peers.stage_worker import StageWorker, WorkerParts
 from peers.step_reports import StepReport, WireTotals
@@ -34,13 +35,14 @@ from peers.transport import (
     TransportEvent,
     TransportLost,
 )
+from protocol.basis_microbatch import basis_payload_bytes
 from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, UserError
 from protocol.frame import Frame, Kind, control, parse_control
 from protocol.invite import Invite
 from protocol.join_request import join_message
-from protocol.manifest import Manifest, describe_difference
+from protocol.manifest import Manifest
 from protocol.membership import short_peer
-from protocol.model.engine import payload_limits
+from protocol.model.engine import basis_frame, payload_limits
 from protocol.records import VIEW
 from protocol.signing import open_record
 from protocol.stage_machine import Arrived, Stalled, ViewChanged
@@ -62,7 +64,7 @@ class PeerDaemon:
     """Serves one run through `transport`, as `invite` says, with `tokens`.
 
     Raises:
-        UserError: the tokens are not the run's.
+        UserError: the tokens or the given basis are not the run's.
     """
 
     def __init__(
@@ -74,9 +76,7 @@ class PeerDaemon:
         options: PeerOptions,
         say: Say = logger.info,
     ) -> None:
-        difference = describe_difference(manifest, tokens.fingerprint)
-        if difference:
-            raise UserError(difference)
+        check_agreement(manifest, tokens, options.basis_DK)
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._coordinator = invite.addresses[0].rsplit("/p2p/", 1)[-1]
         self._compute, self._background = ComputeThread(), Background()
@@ -90,6 +90,7 @@ class PeerDaemon:
             background=self._background,
             report=self._on_report,
             device=options.device,
+            basis_DK=options.basis_DK,
             gradients=options.gradients,
         )
         self._lengths = dict(zip((Kind.FORWARD, Kind.BACKWARD), payload_limits(config), strict=True))
@@ -146,7 +147,7 @@ class PeerDaemon:
 
     async def _join(self) -> None:
         for kind, length in self._lengths.items():
-            self._transport.limit(kind, length)
+            self._transport.limit(kind, max(length, basis_payload_bytes(self._manifest.config, kind)))
         await self._transport.connect(self._coordinator, self._invite.addresses)
         addresses, held = await self._transport.addresses(), self._parts.checkpoints.held()
         self._request = join_message(addresses, held, secrets.token_hex(8))
@@ -189,7 +190,7 @@ class PeerDaemon:
 
     def _on_tensor(self, peer: str, frame: Frame) -> None:
         header = frame.header
-        expected = (self._lengths[header.kind], self._codec_tag)
+        expected = basis_frame(self._manifest.config, header) or (self._lengths[header.kind], self._codec_tag)
         if (header.length, header.codec) != expected:
             reason = f"expected (bytes, codec) {expected}, got {(header.length, header.codec)}"
             logger.warning("refused a tensor from %s: %s", short_peer(peer), reason)
@@ -197,7 +198,7 @@ class PeerDaemon:
             logger.warning("refused a tensor from %s: it is for stage %d", short_peer(peer), header.stage)
         elif self._worker is not None:
             self._worker.feed(_arrived(peer, frame))
-        elif len(self._early) < 4 * self._manifest.config.train.microbatches:
+        elif len(self._early) < 4 * (self._manifest.config.train.microbatches + 1):
             self._early.append((peer, frame))
 
     async def _on_control(self, peer: str, frame: Frame) -> None:

@@ -56,6 +56,12 @@ class BoundaryConfig(_Section):
         "inside span(U); reparam: output matrices U @ Z; none: dense",
     )
     rank: int = Field(16, ge=1, description="k: numbers per token that cross (unused by form none)")
+    basis: Literal["random", "file", "moving"] = Field(
+        "random", description="random: U from the seed; file: given; moving: from the seed, then toward the gradients"
+    )
+    basis_path: str | None = Field(None, description="safetensors or npy file with U, d x k, for basis file")
+    move_every: int = Field(100, ge=2, description="steps between two moves of a moving basis")
+    move_rate: float = Field(0.1, gt=0, le=1, description="how far a basis moves: the tangent of its largest angle")
     scaled_basis: bool = Field(
         False,
         description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
@@ -63,6 +69,21 @@ class BoundaryConfig(_Section):
     codec: Literal["float32", "bfloat16"] = Field("bfloat16", description="type of each number on the wire")
     fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
     stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")
+
+    @model_validator(mode="after")
+    def _basis_fits(self) -> BoundaryConfig:
+        if self.basis == "file" and self.basis_path is None:
+            raise ValueError('expected a basis_path for basis = "file", got none: add basis_path = "FILE"')
+        if self.basis != "file" and self.basis_path is not None:
+            raise ValueError(f'expected basis_path only with basis = "file", got it with basis = "{self.basis}"')
+        if self.basis != "random" and self.form == "none":
+            raise ValueError(f'expected basis = "random" with form = "none", which has no basis, got "{self.basis}"')
+        if self.basis == "moving" and self.form not in ("projected", "reparam"):
+            raise ValueError(
+                f'expected form = "projected" or "reparam" for basis = "moving", got "{self.form}": only what is '
+                'confined to a basis can follow it; set basis = "random"'
+            )
+        return self
 
 
 class DataConfig(_Section):
@@ -160,6 +181,11 @@ class RunConfig(_Section):
     def boundary_width(self) -> int:
         """Numbers per token that cross: k, or d for form none."""
         return self.model.dim if self.boundary.form == "none" else self.boundary.rank
+
+    @property
+    def moves_basis(self) -> bool:
+        """Whether the basis moves; in a run of one stage nothing crosses, and there is nothing to gather."""
+        return self.boundary.basis == "moving" and self.pipeline.stages > 1
 
     def hash(self) -> str:
         """SHA-256 of the configuration in canonical JSON, hexadecimal."""

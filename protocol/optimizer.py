@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,25 +19,33 @@ from torch import nn
 from protocol.config import TrainConfig
 from protocol.confined_adamw import ConfinedAdamW, Confinement, shared_shape
 from protocol.errors import RunFailed
+from protocol.model.moving_basis import MovingBasis
 from protocol.schedule import learning_rate
 
 
 class StageOptimizer:
-    """AdamW over a stage's named parameters."""
+    """AdamW over a stage's named parameters. Where the basis moves, the switch is the last act of a step."""
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], train: TrainConfig, confined: Confinement | None = None
+        self,
+        parameters: dict[str, nn.Parameter],
+        train: TrainConfig,
+        confined: Confinement | None = None,
+        moving: MovingBasis | None = None,
     ) -> None:
         self._train = train
         self._parameters = parameters
         self._masters = {name: self._master(parameter) for name, parameter in parameters.items()}
-        self._axes = {} if confined is None else confined.axes
+        self._confinement, self._moving = confined, moving
+        full_size = confined is not None and confined.full_size
+        self._axes = confined.axes if confined is not None and full_size else {}
         settings: dict[str, Any] = {
             "lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon,
         }  # fmt: skip
         self._adams: list[torch.optim.Optimizer] = [torch.optim.AdamW(self._groups(), **settings)]
-        self._confined = None if confined is None else ConfinedAdamW(self._groups(0, 1), confined.basis_DK, **settings)
-        if self._confined is not None:
+        self._confined: ConfinedAdamW | None = None
+        if confined is not None and full_size:
+            self._confined = ConfinedAdamW(self._groups(0, 1), confined.basis_DK, **settings)
             self._adams.append(self._confined)
 
     def _groups(self, *axes: int) -> list[dict[str, Any]]:
@@ -84,8 +93,28 @@ class StageOptimizer:
             for group in adam.param_groups:
                 group["lr"] = learning_rate(step, self._train)
             adam.step()
+        old_DK = None if self._moving is None else self._moving.end_step()
+        if self._moving is not None and old_DK is not None:
+            self._carry(self._moving.basis_DK)
         self._write_back()
         return norm
+
+    @torch.no_grad()
+    def _carry(self, basis_DK: torch.Tensor) -> None:
+        """Take weights and first moments over to a new basis. Second moments stay, as columns do, beside their old."""
+        if self._confinement is None:
+            return
+        for name, axis in self._confinement.axes.items():
+            master = self._masters[name]
+            for x in (master, self._adam_of(name).state[master]["exp_avg"]):
+                x.copy_(self._confinement.carried(x, axis, basis_DK))
+        self._use(basis_DK)
+
+    def _use(self, basis_DK: torch.Tensor) -> None:
+        if self._confinement is not None:
+            self._confinement = replace(self._confinement, basis_DK=basis_DK)
+        if self._confined is not None:
+            self._confined.basis_DK = basis_DK.to(self._confined.basis_DK)
 
     def _write_back(self) -> None:
         with torch.no_grad():
@@ -95,8 +124,11 @@ class StageOptimizer:
                 parameter.grad = None
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights (the float32 copies where they exist) and moments, by `weight/NAME`, `moment1/NAME`, ..."""
-        state: dict[str, torch.Tensor] = {}
+        """Weights (the float32 copies where they exist) and moments, by `weight/NAME`, `moment1/NAME`, ...
+
+        Where the basis moves, it is there too, and at the last stage what it moves toward.
+        """
+        state = {} if self._moving is None else self._moving.state()
         for name, master in self._masters.items():
             moments = self._adam_of(name).state.get(master, {})
             state[f"weight/{name}"] = master.detach()
@@ -117,12 +149,12 @@ class StageOptimizer:
         Raises:
             ValueError: `state` is of other parameters; nothing was changed.
         """
-        expected = {f"{part}/{name}" for name in self._masters for part in ("weight", "moment1", "moment2")}
-        if set(state) != expected:
-            odd = sorted(expected ^ set(state))[:3]
+        expected = {key: tuple(tensor.shape) for key, tensor in self.state().items()}
+        if set(state) != set(expected):
+            odd = sorted(set(expected) ^ set(state))[:3]
             raise ValueError(f"expected the state of {len(self._masters)} parameters; missing or unknown: {odd}")
         for key, tensor in state.items():
-            wanted = self._shape(*key.split("/", 1))
+            wanted = expected[key]
             if tuple(tensor.shape) != wanted:
                 raise ValueError(f"expected {key} of shape {wanted}, got {tuple(tensor.shape)}")
         with torch.no_grad():
@@ -133,6 +165,9 @@ class StageOptimizer:
                     "exp_avg": state[f"moment1/{name}"].to(master.device).clone(),
                     "exp_avg_sq": state[f"moment2/{name}"].to(master.device).clone(),
                 }
+        if self._moving is not None:
+            self._moving.load(state)
+            self._use(self._moving.basis_DK)
         self._write_back()
 
 

@@ -81,6 +81,7 @@ def start(run: Path | None, options: StartOptions) -> int:
 
 
 def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resumed: bool) -> Opened:
+    from peers.basis_file import load_basis
     from peers.opening import check_resumed, load_tokens, new_run
 
     manifest_and_key = folder.open() if resumed else None
@@ -88,11 +89,11 @@ def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resume
     assert effective is not None
     if steps is not None and steps > effective.train.steps:
         raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
-    tokens = load_tokens(effective, say=say)
+    tokens, basis_DK = load_tokens(effective, say=say), load_basis(effective)
     if manifest_and_key is None:
-        manifest_and_key = new_run(effective, tokens)
+        manifest_and_key = new_run(effective, tokens, basis_DK)
     else:
-        check_resumed(manifest_and_key[0], config, tokens)
+        check_resumed(manifest_and_key[0], config, tokens, basis_DK)
     return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
 
 

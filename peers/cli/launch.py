@@ -88,6 +88,7 @@ def _threads(peers: int) -> int:
 
 
 def _verify(folder: RunFolder, gradients: Path) -> int:
+    from peers.basis_file import load_basis
     from peers.opening import load_tokens
     from peers.verify import TOLERANCE, verify
 
@@ -103,6 +104,7 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
             report["steps"],
             lambda step: bar.update(task, completed=step),
             _threads(config.pipeline.stages),
+            load_basis(config),
         )
     report["verify"] = {
         "max_loss_diff": difference.loss,

@@ -18,9 +18,10 @@ import torch
 from compression.codec import CODECS, Codec, codec_by_tag
 from compression.errors import CodecError
 from compression.token_ids import decode_ids, encode_ids, id_bytes
+from protocol.basis_microbatch import BASIS_CODEC, basis_payload_bytes, is_basis_microbatch
 from protocol.config import RunConfig
 from protocol.errors import RemoteError, RunFailed
-from protocol.frame import Buffer
+from protocol.frame import Buffer, Header
 from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
@@ -45,10 +46,14 @@ class Forwarded:
 class StageEngine:
     """Stage `index` of a run on `device`: forward, backward, apply."""
 
-    def __init__(self, config: RunConfig, index: int, device: str = "cpu") -> None:
+    def __init__(
+        self, config: RunConfig, index: int, device: str = "cpu", basis_DK: torch.Tensor | None = None
+    ) -> None:
         self.config, self.device = config, torch.device(device)
-        self.stage = Stage(config, index).to(self.device)
-        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train, confinement(self.stage))
+        self.stage = Stage(config, index, basis_DK).to(self.device)
+        self._optimizer = StageOptimizer(
+            whole_model_names(self.stage), config.train, confinement(self.stage), self.stage.moving
+        )
         self._codec: Codec = CODECS[config.boundary.codec]
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._ids_shape, self._coordinates_shape = _payload_shapes(config)
@@ -89,6 +94,27 @@ class StageEngine:
             return None
         assert kept.coordinates.grad is not None
         return self._encode(kept.coordinates.grad, f"gradient of step {step}, microbatch {microbatch}")
+
+    def forward_basis(self) -> Forwarded:
+        """The forward of the basis microbatch, which carries nothing."""
+        return Forwarded(None if self.stage.is_last else b"", None)
+
+    def backward_basis(self, payload: Buffer | None) -> Buffer | None:
+        """Take the basis to switch to at `apply`, and pass it on bit for bit; at the last stage, decide it.
+
+        Raises:
+            RemoteError: the payload is no basis.
+        """
+        moving = self.stage.moving
+        assert moving is not None
+        if payload is None:
+            payload, _ = CODECS[BASIS_CODEC].encode(moving.decide())
+        else:
+            try:
+                moving.take(CODECS[BASIS_CODEC].decode(payload, moving.basis_DK.shape))
+            except ValueError as error:  # a CodecError is one
+                raise RemoteError(f"the next stage's basis: {error}") from error
+        return None if self.stage.is_first else bytes(payload)
 
     def average(self) -> dict[str, torch.Tensor]:
         """Average the step's gradients over its microbatches; returns them by parameter name, before clipping."""
@@ -166,6 +192,13 @@ def payload_limits(config: RunConfig) -> tuple[int, int]:
     ids, coordinates = _payload_shapes(config)
     body = CODECS[config.boundary.codec].payload_bytes(coordinates)
     return ids[0] * ids[1] * id_bytes(config.data.vocab_size) + body, body
+
+
+def basis_frame(config: RunConfig, header: Header) -> tuple[int, int] | None:
+    """The exact payload bytes and the codec tag if `header` is of a basis microbatch; None if it is not."""
+    if not is_basis_microbatch(config, header.step, header.microbatch):
+        return None
+    return basis_payload_bytes(config, header.kind), CODECS[BASIS_CODEC].tag
 
 
 def _payload_shapes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int, int]]:

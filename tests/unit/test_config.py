@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "1d0a8b6d17e3e86ad6b237165f43cfa6878f60d8204bf2c748e9362b37bde45f"
+DEFAULT_HASH = "84f3193a1599376266e45353ebbac3d37c9fb289602f3bf80e1db89035a81958"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -54,6 +54,11 @@ def test_derived_numbers() -> None:
         ({"model": {"dtype": "float16"}}, "model.dtype: input should be 'float32' or 'bfloat16', got 'float16'"),
         ({"model": 5}, "model: input should be a valid dictionary or instance of ModelConfig, got 5"),
         ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'projected', 'reparam' or 'none', got 'svd'"),
+        ({"boundary": {"basis": "file"}}, 'boundary: expected a basis_path for basis = "file", got none: add basis_path'),
+        ({"boundary": {"basis_path": "u.npy"}}, 'boundary: expected basis_path only with basis = "file", got it with'),
+        ({"boundary": {"basis": "moving"}}, 'expected form = "projected" or "reparam" for basis = "moving", got "bott'),
+        ({"boundary": {"basis": "moving", "form": "none"}}, 'expected basis = "random" with form = "none"'),
+        ({"boundary": {"move_every": 1}}, "boundary.move_every: input should be greater than or equal to 2, got 1"),
         ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
         ({"train": {"beta2": 1.0}}, "train.beta2: input should be less than 1, got 1.0"),
         ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: input should be a finite number, got nan"),
@@ -100,6 +105,8 @@ def test_a_mistake_is_the_users() -> None:
         {"model": {"dim": 8, "hidden": 1}, "boundary": {"rank": 1}},
         {"train": {"steps": 1, "warmup_steps": 0, "learning_rate": 1}},
         {"data": {"source": "jsonl", "path": "books"}},
+        {"boundary": {"basis": "file", "basis_path": "u.npy"}},
+        {"boundary": {"basis": "moving", "form": "projected", "move_every": 2, "move_rate": 1.0}},
         {"name": "a" * 40},
     ],
     ids=str,
@@ -128,7 +135,11 @@ def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
 OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
-                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5}  # fmt: skip
+                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "basis": "file", "basis_path": "x"}  # fmt: skip
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "source": {"path": "x"}, "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
+}  # fmt: skip
 
 
 def other_values() -> list[dict[str, Any]]:
@@ -140,7 +151,7 @@ def other_values() -> list[dict[str, Any]]:
             continue
         for field, default in value:
             other = OTHERS.get(field, not default if isinstance(default, bool) else default * 2 if default else 5)
-            found.append({name: {field: other, **({"path": "x"} if field == "source" else {})}})
+            found.append({name: {field: other, **NEEDED.get(field, {})}})
     return found
 
 
