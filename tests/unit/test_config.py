@@ -54,7 +54,7 @@ def test_derived_numbers() -> None:
         ({"model": {"dtype": "float16"}}, "model.dtype: input should be 'float32' or 'bfloat16', got 'float16'"),
         ({"model": 5}, "model: input should be a valid dictionary or instance of ModelConfig, got 5"),
         ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'projected', 'reparam' or 'none', got 'svd'"),
-        ({"boundary": {"basis": "file"}}, 'boundary: expected a basis_path for basis = "file", got none: add basis_path'),
+        ({"boundary": {"basis": "file"}}, 'boundary: expected a basis_path for basis = "file", got none: add'),
         ({"boundary": {"basis_path": "u.npy"}}, 'boundary: expected basis_path only with basis = "file", got it with'),
         ({"boundary": {"basis": "moving"}}, 'expected form = "projected" or "reparam" for basis = "moving", got "bott'),
         ({"boundary": {"basis": "moving", "form": "none"}}, 'expected basis = "random" with form = "none"'),
@@ -135,7 +135,8 @@ def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
 OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
-                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "basis": "file", "basis_path": "x"}  # fmt: skip
+                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "basis": "file",
+                          "basis_path": "x"}  # fmt: skip
 
 NEEDED: dict[str, dict[str, Any]] = {
     "source": {"path": "x"}, "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
