@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from compression.basis import random_basis
+from compression.basis import inside, random_basis
 from compression.grassmann import moved, overlap, pull
 from protocol.basis_microbatch import is_basis_microbatch, is_moving_step
 from protocol.basis_microbatch import microbatches as count
@@ -123,12 +123,12 @@ def chain(config: RunConfig) -> list[StageEngine]:
     return [StageEngine(config, index) for index in range(config.pipeline.stages)]
 
 
-def train(engines: list[StageEngine], step: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """A step, with its basis microbatch if it has one."""
+def train(engines: list[StageEngine], step: int, told: bool = True) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """A step, with its basis microbatch if it has one (and `told`)."""
     losses = [forward(engines, step, m, ids) for m, ids in enumerate(microbatches(step))]
     for m in range(MICROBATCHES):
         backward(engines, step, m)
-    if is_moving_step(engines[0].config, step):
+    if told and is_moving_step(engines[0].config, step):
         payload = None
         for engine in reversed(engines):
             sent = engine.backward_basis(payload)
@@ -173,19 +173,34 @@ def test_the_pipeline_equals_one_process_over_several_moves(form: str, dtype: st
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_move_keeps_what_was_written_inside_the_new_span(form: str) -> None:
-    config = moving(form)
-    engines = chain(config)
-    for step in range(1, 7):
+def test_a_move_carries_weights_and_first_moments_and_nothing_else(form: str) -> None:
+    """Against stages that made the same update and were told of no move."""
+    engines, unmoved = chain(moving(form)), chain(moving(form))
+    for step in range(1, 6):
         train(engines, step)
-    name = "layers.0.feed_forward.output.weight"
-    state, basis_DK = engines[0].state(), bases(engines)[0].double()
-    for part in ("weight", "moment1"):
-        x = state[f"{part}/{name}"].double()
-        if form == "reparam":
-            assert x.shape[0] == 4
-        else:
-            assert (x - basis_DK @ (basis_DK.T @ x)).norm() < 1e-6 * x.norm()
+    for engine, other in zip(engines, unmoved, strict=True):
+        other.load(copied(engine.state()), 5)
+    train(engines, 6)
+    train(unmoved, 6, told=False)
+    old, new = bases(unmoved)[0], bases(engines)[0]
+    carried = 0
+    for engine, other in zip(engines, unmoved, strict=True):
+        before, after, confined = other.state(), engine.state(), engine.stage.index < 2
+        for key, x in before.items():
+            part, name = key.split("/", 1)
+            follows = confined and part in ("weight", "moment1") and (".output." in name or "embedding." in name)
+            carried += follows
+            if follows and form == "projected":
+                axis = 1 if "embedding." in name else 0
+                assert torch.allclose(after[key], inside(x, new, axis), atol=1e-6), key
+            elif follows:
+                turn = new.T @ old
+                expected = x @ turn.T if "embedding." in name else turn @ x
+                assert torch.allclose(after[key], expected, atol=1e-6), key
+            elif part != "basis":
+                assert torch.equal(after[key], x), key
+            assert follows is not torch.equal(after[key], x) or part == "basis", key
+    assert carried == 2 * 2 * 3 and not torch.allclose(old, new, atol=1e-2)
 
 
 def test_the_last_stage_gathers_what_it_would_see_without_a_boundary() -> None:
