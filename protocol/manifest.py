@@ -20,7 +20,7 @@ class Manifest:
         data_fingerprint: SHA-256 of the tokenizer and the tokens; a peer with other data is told.
         unigram_loss: nats per token of a model that knows only how often each token occurs; what to beat.
         nonce: random, so that two runs of one configuration have two ids.
-        basis_fingerprint: SHA-256 of the basis, where it is given; a peer with another one is told.
+        basis_fingerprint: SHA-256 of the basis if it is given, else None; a peer with another one is told.
     """
 
     config: RunConfig
@@ -28,7 +28,7 @@ class Manifest:
     unigram_loss: float
     coordinator_key: str
     nonce: str
-    basis_fingerprint: str | None = None
+    basis_fingerprint: str | None
     protocol_version: int = PROTOCOL_VERSION
 
     @property
