@@ -16,8 +16,16 @@ import torch
 
 def generator(seed: int, *name: str | int) -> np.random.Generator:
     """The generator that belongs to `name` under `seed`."""
-    digest = hashlib.sha256("/".join(map(str, (seed, *name))).encode()).digest()
-    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8")))
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(_digest(seed, *name)[:16], dtype="<u8")))
+
+
+def derived_seed(seed: int, *name: str | int) -> int:
+    """A seed in 0..2^63-1 that belongs to `name` under `seed`, for generators that are made elsewhere."""
+    return int.from_bytes(_digest(seed, *name)[:8], "little") >> 1
+
+
+def _digest(seed: int, *name: str | int) -> bytes:
+    return hashlib.sha256("/".join(map(str, (seed, *name))).encode()).digest()
 
 
 def normal(shape: Sequence[int], std: float, seed: int, *name: str | int) -> torch.Tensor:

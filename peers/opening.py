@@ -9,13 +9,31 @@ from pathlib import Path
 import torch
 
 from compression.basis import basis_fingerprint
+from peers.data.images import load_images
+from peers.data.run_data import RunData
 from peers.data.token_store import TokenStore, cache_folder, prepare
 from protocol.config import DataConfig, RunConfig
 from protocol.errors import UserError
 from protocol.manifest import Manifest, describe_difference, describe_other_basis
 from protocol.signing import SigningKey
+from protocol.task import IMAGE_SOURCES
 
 Say = Callable[[str], None]
+
+
+def load_data(
+    config: RunConfig, data: Path | None = None, tokenizer: Path | None = None, say: Say | None = None
+) -> RunData:
+    """The run's data on this machine. `data` and `tokenizer` replace the configured paths of text.
+
+    Raises:
+        UserError: the data is missing, empty, too small, or has a larger vocabulary than the model.
+    """
+    if config.data.source not in IMAGE_SOURCES:
+        return load_tokens(config, data, tokenizer, say)
+    if data is not None or tokenizer is not None:
+        raise UserError(f"expected no --data and no --tokenizer: the run's images are {config.data.source}")
+    return load_images(config.data.source)
 
 
 def load_tokens(
@@ -43,14 +61,14 @@ def load_tokens(
     return tokens
 
 
-def new_run(config: RunConfig, tokens: TokenStore, basis_DK: torch.Tensor | None = None) -> tuple[Manifest, SigningKey]:
+def new_run(config: RunConfig, data: RunData, basis_DK: torch.Tensor | None = None) -> tuple[Manifest, SigningKey]:
     """A new run's manifest, and the new key that signs it. `basis_DK`: of a run that is given one."""
     key, nonce, basis = SigningKey.generate(), secrets.token_hex(8), _fingerprint(basis_DK)
-    return Manifest(config, tokens.fingerprint, tokens.unigram_loss, key.public, nonce, basis), key
+    return Manifest(config, data.fingerprint, data.unigram_loss, key.public, nonce, basis), key
 
 
 def check_resumed(
-    manifest: Manifest, config: RunConfig | None, tokens: TokenStore, basis_DK: torch.Tensor | None = None
+    manifest: Manifest, config: RunConfig | None, data: RunData, basis_DK: torch.Tensor | None = None
 ) -> None:
     """Check that a run to be resumed is still the same.
 
@@ -62,16 +80,16 @@ def check_resumed(
             "the configuration differs from the one the run was begun with: leave the file out to resume, "
             "or start a new run in another folder"
         )
-    check_agreement(manifest, tokens, basis_DK)
+    check_agreement(manifest, data, basis_DK)
 
 
-def check_agreement(manifest: Manifest, tokens: TokenStore, basis_DK: torch.Tensor | None) -> None:
+def check_agreement(manifest: Manifest, data: RunData, basis_DK: torch.Tensor | None) -> None:
     """Check that what this machine has is what the run was begun with.
 
     Raises:
         UserError: the data or the given basis differ.
     """
-    difference = describe_difference(manifest, tokens.fingerprint)
+    difference = describe_difference(manifest, data.fingerprint)
     difference = difference or describe_other_basis(manifest, _fingerprint(basis_DK))
     if difference:
         raise UserError(difference)

@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from compression.codec import CODECS
 from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
-from peers.data.token_store import TokenStore
+from peers.data.run_data import RunData
 from peers.opening import check_agreement
 from peers.peer_options import PeerOptions
 from peers.stage_worker import StageWorker, WorkerParts
@@ -35,14 +34,13 @@ from peers.transport import (
     TransportEvent,
     TransportLost,
 )
-from protocol.basis_microbatch import basis_payload_bytes
-from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, UserError
+from protocol.errors import BadFrame, IsthmusError, NetworkError, RemoteError, RunFailed, UserError
 from protocol.frame import Frame, Kind, control, parse_control
 from protocol.invite import Invite
 from protocol.join_request import join_message
 from protocol.manifest import Manifest
 from protocol.membership import short_peer
-from protocol.model.engine import basis_frame, payload_limits
+from protocol.model.payload import PayloadCheck
 from protocol.records import VIEW
 from protocol.signing import open_record
 from protocol.stage_machine import Arrived, Stalled, ViewChanged
@@ -61,10 +59,10 @@ Say = Callable[[str], None]
 
 
 class PeerDaemon:
-    """Serves one run through `transport`, as `invite` says, with `tokens`.
+    """Serves one run through `transport`, as `invite` says, with `data`.
 
     Raises:
-        UserError: the tokens or the given basis are not the run's.
+        UserError: the data or the given basis is not the run's.
     """
 
     def __init__(
@@ -72,11 +70,11 @@ class PeerDaemon:
         transport: Transport,
         invite: Invite,
         manifest: Manifest,
-        tokens: TokenStore,
+        data: RunData,
         options: PeerOptions,
         say: Say = logger.info,
     ) -> None:
-        check_agreement(manifest, tokens, options.basis_DK)
+        check_agreement(manifest, data, options.basis_DK)
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._coordinator = invite.addresses[0].rsplit("/p2p/", 1)[-1]
         self._compute, self._background = ComputeThread(), Background()
@@ -84,7 +82,7 @@ class PeerDaemon:
         self._parts = WorkerParts(
             config=config,
             transport=transport,
-            tokens=tokens,
+            data=data,
             compute=self._compute,
             checkpoints=Checkpoints(options.folder / "checkpoints", manifest.run_id, config.checkpoint.keep),
             background=self._background,
@@ -93,8 +91,7 @@ class PeerDaemon:
             basis_DK=options.basis_DK,
             gradients=options.gradients,
         )
-        self._lengths = dict(zip((Kind.FORWARD, Kind.BACKWARD), payload_limits(config), strict=True))
-        self._codec_tag = CODECS[config.boundary.codec].tag
+        self._payload_check = PayloadCheck(config)
         self._worker: StageWorker | None = None
         self._early: list[tuple[str, Frame]] = []
         self._reports: list[StepReport] = []
@@ -146,8 +143,8 @@ class PeerDaemon:
     # Joining
 
     async def _join(self) -> None:
-        for kind, length in self._lengths.items():
-            self._transport.limit(kind, max(length, basis_payload_bytes(self._manifest.config, kind)))
+        for kind in (Kind.FORWARD, Kind.BACKWARD):
+            self._transport.limit(kind, self._payload_check.most(kind))
         await self._transport.connect(self._coordinator, self._invite.addresses)
         addresses, held = await self._transport.addresses(), self._parts.checkpoints.held()
         self._request = join_message(addresses, held, secrets.token_hex(8))
@@ -190,11 +187,12 @@ class PeerDaemon:
 
     def _on_tensor(self, peer: str, frame: Frame) -> None:
         header = frame.header
-        expected = basis_frame(self._manifest.config, header) or (self._lengths[header.kind], self._codec_tag)
-        if (header.length, header.codec) != expected:
-            reason = f"expected (bytes, codec) {expected}, got {(header.length, header.codec)}"
-            logger.warning("refused a tensor from %s: %s", short_peer(peer), reason)
-        elif self._worker is not None and header.stage != self._worker.stage:
+        try:
+            self._payload_check.check(header)
+        except BadFrame as error:
+            logger.warning("refused a tensor from %s: %s", short_peer(peer), error)
+            return
+        if self._worker is not None and header.stage != self._worker.stage:
             logger.warning("refused a tensor from %s: it is for stage %d", short_peer(peer), header.stage)
         elif self._worker is not None:
             self._worker.feed(_arrived(peer, frame))

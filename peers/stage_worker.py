@@ -17,20 +17,20 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from compression.codec import CODECS
 from peers.background import Background
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
-from peers.data.token_store import TokenStore
+from peers.data.run_data import RunData
 from peers.files import write_atomically
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
-from protocol.basis_microbatch import BASIS_CODEC, is_basis_microbatch, microbatches
+from protocol.basis_microbatch import is_basis_microbatch, microbatches
 from protocol.config import RunConfig
 from protocol.errors import RemoteError
 from protocol.frame import Buffer, Frame, Header
 from protocol.membership import short_peer
 from protocol.model.engine import StageEngine
+from protocol.model.payload import BASIS_CODEC
 from protocol.schedule import learning_rate
 from protocol.stage_machine import (
     Compute,
@@ -56,7 +56,7 @@ class WorkerParts:
 
     config: RunConfig
     transport: Transport
-    tokens: TokenStore
+    data: RunData
     compute: ComputeThread
     checkpoints: Checkpoints
     background: Background
@@ -164,10 +164,7 @@ class StageWorker:
         if self._is_basis(work):
             return self._engine.forward_basis().payload
         if self.stage == 0:
-            config = self._parts.config
-            ids = self._parts.tokens.microbatch(
-                config.seed, work.step, microbatch, config.train.microbatch_size, config.train.sequence_length
-            )
+            ids = self._parts.data.microbatch(self._parts.config, work.step, microbatch)
             forwarded = self._engine.forward_ids(work.step, microbatch, ids)
         elif work.payload is None:
             raise RemoteError(f"expected coordinates for step {work.step}, microbatch {microbatch}, got nothing")
@@ -207,9 +204,8 @@ class StageWorker:
 
     def _frame(self, send: Send) -> Frame:
         assert self._engine is not None
-        length = len(send.payload)
-        basis = is_basis_microbatch(self._parts.config, send.step, send.microbatch)
-        codec = CODECS[BASIS_CODEC].tag if basis else self._engine.codec_tag
+        is_basis = is_basis_microbatch(self._parts.config, send.step, send.microbatch)
+        length, codec = len(send.payload), BASIS_CODEC.tag if is_basis else self._engine.codec_tag(send.kind)
         header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, codec)
         return Frame(header, send.payload)
 

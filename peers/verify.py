@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from peers.data.token_store import TokenStore
+from peers.data.run_data import RunData
 from protocol.config import RunConfig
 from protocol.errors import RunFailed
 from protocol.reference import ReferenceRun
@@ -43,7 +43,7 @@ class Difference:
 
 def verify(
     config: RunConfig,
-    tokens: TokenStore,
+    data: RunData,
     gradients: Path,
     steps: int,
     progress: Callable[[int], None],
@@ -61,14 +61,10 @@ def verify(
     """
     torch.set_num_threads(threads)
     reference = ReferenceRun(config, basis_DK)
-    train = config.train
     loss_difference = gradient_difference = 0.0
     worst, parameters = "", 0
     for step in range(1, steps + 1):
-        batches = [
-            tokens.microbatch(config.seed, step, m, train.microbatch_size, train.sequence_length)
-            for m in range(train.microbatches)
-        ]
+        batches = [data.microbatch(config, step, m) for m in range(config.train.microbatches)]
         expected_losses, expected = reference.step(step, batches)
         losses, found = _kept(gradients, step, config.pipeline.stages)
         if set(found) != set(expected) or len(losses) != len(expected_losses):

@@ -19,8 +19,6 @@ from __future__ import annotations
 from protocol.config import RunConfig
 from protocol.frame import Kind
 
-BASIS_CODEC = "float32"  # all stages must have the same bits
-
 
 def is_moving_step(config: RunConfig, step: int) -> bool:
     """Whether the basis moves at the end of `step`."""

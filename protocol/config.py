@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from protocol import strict_json
 from protocol.errors import ConfigError
+from protocol.task import IMAGE_SOURCES, Task, task_of
 
 
 class _Section(BaseModel):
@@ -21,8 +22,11 @@ class _Section(BaseModel):
 
 
 class ModelConfig(_Section):
-    """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+    """A Llama-style transformer: RMSNorm, grouped-query attention, SwiGLU; in the decoder rotary positions."""
 
+    family: Literal["decoder", "vit"] = Field(
+        "decoder", description="decoder: predicts the next token of text; vit: classifies images, cut into patches"
+    )
     dim: int = Field(128, ge=2, description="model width d: the residual stream's numbers per token")
     layers: int = Field(4, ge=1, description="transformer layers in the whole model")
     heads: int = Field(4, ge=1, description="query heads per layer; divides dim")
@@ -31,13 +35,17 @@ class ModelConfig(_Section):
     rope_base: float = Field(10000.0, gt=1, description="base of the rotary position frequencies")
     qk_norm: bool = Field(True, description="RMS-normalise queries and keys per head")
     norm_epsilon: float = Field(1e-5, gt=0, description="added to the mean square in RMSNorm")
+    patch: int = Field(2, ge=1, description="vit: pixels on a side of a patch; divides the image's side")
+    pooling: Literal["class", "mean"] = Field(
+        "mean", description="vit: the head reads a class token, or the mean over all patches"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of parameters and arithmetic")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelConfig:
         if self.dim % self.heads:
             raise ValueError(f"expected dim divisible by heads, got dim = {self.dim}, heads = {self.heads}")
-        if (self.dim // self.heads) % 2:
+        if self.causal and (self.dim // self.heads) % 2:
             raise ValueError(
                 f"expected an even width per head (rotary positions turn pairs), got dim / heads = "
                 f"{self.dim} / {self.heads} = {self.dim // self.heads}"
@@ -45,6 +53,14 @@ class ModelConfig(_Section):
         if self.heads % self.kv_heads:
             raise ValueError(f"expected heads divisible by kv_heads, got {self.heads} and {self.kv_heads}")
         return self
+
+    @property
+    def causal(self) -> bool:
+        """Whether positions have an order: each looks at earlier ones only, and rotary angles tell how far back."""
+        return self.family == "decoder"
+
+
+CodecName = Literal["float32", "bfloat16", "int8", "int6", "int4", "int3", "int2", "topk"]
 
 
 class BoundaryConfig(_Section):
@@ -66,9 +82,35 @@ class BoundaryConfig(_Section):
         False,
         description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
     )
-    codec: Literal["float32", "bfloat16"] = Field("bfloat16", description="type of each number on the wire")
+    codec: CodecName = Field(
+        "bfloat16",
+        description="what each coordinate is on the wire; int*: quantised, rounded to nearest; topk: a baseline",
+    )
+    gradient_codec: CodecName | None = Field(
+        None, description="the same for gradients, where int* rounds at random and without bias; none: as codec"
+    )
+    block: int = Field(64, ge=1, description="most numbers of a token that share a scale, in int* codecs")
+    scale: Literal["bfloat16", "float8"] = Field("float8", description="type of the scales of int* codecs")
+    levels: Literal["uniform", "normal"] = Field(
+        "normal", description="levels of int4, int3 and int2: normal: for Gaussian numbers; uniform: equally spaced"
+    )
+    rotation: Literal["none", "hadamard", "orthogonal"] = Field(
+        "none", description="seeded rotation of each token's numbers before an int* codec, undone after it"
+    )
+    lossless: Literal["none", "zstd"] = Field("none", description="last stage of every codec: zstd at level 1, or none")
+    keep: float = Field(1 / 16, gt=0, le=1, description="fraction of a token's numbers that topk sends")
     fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
     stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")
+
+    @model_validator(mode="after")
+    def _codecs_fit(self) -> BoundaryConfig:
+        names = {self.codec, self.gradient_codec or self.codec}
+        if self.rotation != "none" and not any(name.startswith("int") for name in names):
+            raise ValueError(
+                f"expected an int* codec with rotation = {self.rotation!r}, got {' and '.join(sorted(names))}: set "
+                f'codec or gradient_codec to one, or rotation = "none"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _basis_fits(self) -> BoundaryConfig:
@@ -87,10 +129,12 @@ class BoundaryConfig(_Section):
 
 
 class DataConfig(_Section):
-    """The text. Its fingerprint is part of the manifest."""
+    """The text, or the images. Their fingerprint is part of the manifest."""
 
-    source: Literal["stdlib", "text", "jsonl"] = Field(
-        "stdlib", description="stdlib: the Python standard library's source; text or jsonl: a file or folder"
+    source: Literal["stdlib", "text", "jsonl", "digits"] = Field(
+        "stdlib",
+        description="stdlib: the Python standard library's source; text or jsonl: a file or folder; "
+        "digits: scikit-learn's 1,797 images of 8 x 8, for the vit",
     )
     path: str | None = Field(None, description="file or folder for text and jsonl; relative to the working folder")
     field: str = Field("text", description="the key that holds the text in each jsonl line")
@@ -99,19 +143,24 @@ class DataConfig(_Section):
 
     @model_validator(mode="after")
     def _path_given(self) -> DataConfig:
-        if self.source != "stdlib" and self.path is None:
+        if self.source in ("text", "jsonl") and self.path is None:
             raise ValueError(f'expected a path for source = {self.source!r}, got none: add path = "FILE OR FOLDER"')
         return self
 
 
 class TrainConfig(_Section):
-    """The optimisation: AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
+    """The optimisation: Muon or AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
 
     steps: int = Field(300, ge=1, description="optimiser steps in the whole run; the decay ends here")
     microbatches: int = Field(8, ge=1, le=65535, description="M: microbatches per step")
-    microbatch_size: int = Field(2, ge=1, description="B: sequences per microbatch")
-    sequence_length: int = Field(128, ge=2, description="T: tokens per sequence")
+    microbatch_size: int = Field(2, ge=1, description="B: sequences, or images, per microbatch")
+    sequence_length: int = Field(128, ge=2, description="T: tokens per sequence of text (an image has its patches)")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: orthogonal steps for the layers' matrices, AdamW for the rest; adamw: for all"
+    )
     learning_rate: float = Field(3e-3, gt=0, description="peak learning rate")
+    matrix_step: float = Field(5.0, gt=0, description="Muon: spectral norm of a matrix's step, in learning rates")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="last learning rate as a fraction of the peak")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment")
@@ -161,6 +210,7 @@ class RunConfig(_Section):
                 f"expected boundary.rank of at most model.dim = {self.model.dim}, got {self.boundary.rank}: "
                 f'lower it, or set boundary.form = "none" to send everything'
             )
+        _check_family(self.model, self.data)
         if self.train.warmup_steps >= self.train.steps:
             raise ValueError(
                 f"expected train.warmup_steps below train.steps, got {self.train.warmup_steps} and {self.train.steps}"
@@ -168,9 +218,14 @@ class RunConfig(_Section):
         return self
 
     @property
+    def task(self) -> Task:
+        """What the run trains on."""
+        return task_of(self)
+
+    @property
     def tokens_per_microbatch(self) -> int:
         """B x T."""
-        return self.train.microbatch_size * self.train.sequence_length
+        return self.train.microbatch_size * self.task.positions
 
     @property
     def tokens_per_step(self) -> int:
@@ -190,6 +245,22 @@ class RunConfig(_Section):
     def hash(self) -> str:
         """SHA-256 of the configuration in canonical JSON, hexadecimal."""
         return hashlib.sha256(strict_json.canonical(self.model_dump())).hexdigest()
+
+
+def _check_family(model: ModelConfig, data: DataConfig) -> None:
+    shape = IMAGE_SOURCES.get(data.source)
+    if (model.family == "vit") != (shape is not None):
+        fitting = "of images" if model.family == "vit" else "of text"
+        raise ValueError(
+            f"expected a data.source {fitting} for model.family = {model.family!r}, got {data.source!r}: "
+            f"images ({', '.join(IMAGE_SOURCES)}) go with vit, text with decoder"
+        )
+    if shape is not None and shape.side % model.patch:
+        sides = [n for n in range(1, shape.side + 1) if shape.side % n == 0]
+        raise ValueError(
+            f"expected model.patch to divide the {shape.side} pixels of a side of {data.source}, got {model.patch}: "
+            f"set it to one of {sides}"
+        )
 
 
 def parse_config(values: dict[str, Any], origin: str) -> RunConfig:

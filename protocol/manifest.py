@@ -17,8 +17,8 @@ class Manifest:
     """The run's configuration and what must agree with it.
 
     Attributes:
-        data_fingerprint: SHA-256 of the tokenizer and the tokens; a peer with other data is told.
-        unigram_loss: nats per token of a model that knows only how often each token occurs; what to beat.
+        data_fingerprint: SHA-256 of the tokenizer and the tokens, or of the images; a peer with other data is told.
+        unigram_loss: nats per token of a model that knows only how often each token (or label) occurs; what to beat.
         nonce: random, so that two runs of one configuration have two ids.
         basis_fingerprint: SHA-256 of the basis if it is given, else None; a peer with another one is told.
     """
@@ -67,17 +67,22 @@ class Manifest:
         return manifest
 
 
+_INSTALLED_DATA = {
+    "stdlib": (
+        "the Python standard library's source",
+        "it differs between Python versions: use the version the coordinator uses",
+    ),
+    "digits": ("scikit-learn's digits", "use the version of scikit-learn that the coordinator uses"),
+}
+
+
 def describe_difference(manifest: Manifest, fingerprint: str) -> str | None:
     """Why data with `fingerprint` is not the run's, for its owner; None if it is."""
     if fingerprint == manifest.data_fingerprint:
         return None
     data = manifest.config.data
-    source = "the Python standard library's source" if data.source == "stdlib" else f"{data.source} {data.path}"
-    hint = (
-        "it differs between Python versions: use the version the coordinator uses"
-        if data.source == "stdlib"
-        else "copy the coordinator's files, and give their place with --data"
-    )
+    files = (f"{data.source} {data.path}", "copy the coordinator's files, and give their place with --data")
+    source, hint = _INSTALLED_DATA.get(data.source, files)
     return (
         f"this machine's data differs from the run's: expected {source} with fingerprint "
         f"{manifest.data_fingerprint[:16]}, got {fingerprint[:16]}; {hint}"

@@ -1,6 +1,7 @@
 """The optimiser of one stage: gradients of a step in, new weights out. The same arithmetic on every replica.
 
-AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101). The gradient norm that is clipped is *this stage's*: a norm of
+Matrices inside the layers are updated by Muon (`protocol.muon`) or, like everything else, by AdamW (Loshchilov & Hutter
+2019, arXiv 1711.05101), as the run says. The gradient norm that is clipped is *this stage's*: a norm of
 the whole model would need every stage to wait for every other in each step. Parameters in bfloat16 are updated in
 float32 copies, since small updates vanish in 8 bits of mantissa. Matrices of full size that must stay in span(U) have
 an update of their own (`protocol.confined_adamw`).
@@ -20,11 +21,12 @@ from protocol.config import TrainConfig
 from protocol.confined_adamw import ConfinedAdamW, Confinement, shared_shape
 from protocol.errors import RunFailed
 from protocol.model.moving_basis import MovingBasis
-from protocol.schedule import learning_rate
+from protocol.muon import Muon
+from protocol.schedule import peak_fraction
 
 
 class StageOptimizer:
-    """AdamW over a stage's named parameters. Where the basis moves, the switch is the last act of a step."""
+    """Muon and AdamW over a stage's named parameters. Where the basis moves, the switch is the last act of a step."""
 
     def __init__(
         self,
@@ -37,24 +39,42 @@ class StageOptimizer:
         self._parameters = parameters
         self._masters = {name: self._master(parameter) for name, parameter in parameters.items()}
         self._confinement, self._moving = confined, moving
-        full_size = confined is not None and confined.full_size
-        self._axes = confined.axes if confined is not None and full_size else {}
+        full_size = confined if confined is not None and confined.full_size else None
+        self._axes = {} if full_size is None else full_size.axes
         settings: dict[str, Any] = {
             "lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon,
         }  # fmt: skip
-        self._adams: list[torch.optim.Optimizer] = [torch.optim.AdamW(self._groups(), **settings)]
-        self._confined: ConfinedAdamW | None = None
-        if confined is not None and full_size:
-            self._confined = ConfinedAdamW(self._groups(0, 1), confined.basis_DK, **settings)
-            self._adams.append(self._confined)
+        free = [name for name in parameters if name not in self._axes]
+        orthogonal = [name for name in free if train.optimizer == "muon" and _is_hidden_matrix(name, parameters[name])]
+        elementwise = [name for name in free if name not in orthogonal]
+        self._confined = (
+            None if full_size is None else ConfinedAdamW(self._groups(self._axes), full_size.basis_DK, **settings)
+        )
+        self._optimizer_of: dict[str, torch.optim.Optimizer] = {}
+        if elementwise:
+            self._assign(elementwise, torch.optim.AdamW(self._groups(elementwise), **settings))
+        if orthogonal:
+            self._assign(
+                orthogonal, Muon(self._groups(orthogonal), train.learning_rate * train.matrix_step, train.momentum)
+            )
+        if self._confined is not None:
+            self._assign(self._axes, self._confined)
+        self._optimizers = list(dict.fromkeys(self._optimizer_of.values()))
+        for group in self._all_groups():
+            group["peak"] = group["lr"]
 
-    def _groups(self, *axes: int) -> list[dict[str, Any]]:
-        """The parameters that are confined along one of `axes` (without: the free ones), by axis and weight decay."""
+    def _assign(self, names: Iterable[str], optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer_of |= dict.fromkeys(names, optimizer)
+
+    def _all_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def _groups(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """The parameters of these names, by the axis along which they are confined, if so, and by weight decay."""
         found: dict[tuple[int | None, bool], list[torch.Tensor]] = {}
-        for name, master in self._masters.items():
-            axis = self._axes.get(name)
-            if axis in (axes or (None,)):
-                found.setdefault((axis, _is_decayed(name, master)), []).append(master)
+        for name in names:
+            master = self._masters[name]
+            found.setdefault((self._axes.get(name), _is_decayed(name, master)), []).append(master)
         return [
             {"params": masters, "axis": axis, "weight_decay": self._train.weight_decay if decayed else 0.0}
             for (axis, decayed), masters in found.items()
@@ -89,12 +109,11 @@ class StageOptimizer:
                 f"expected a finite gradient in step {step}, got norm {norm}: "
                 "lower train.learning_rate, then resume from the last checkpoint"
             )
-        for adam in self._adams:
-            for group in adam.param_groups:
-                group["lr"] = learning_rate(step, self._train)
-            adam.step()
-        old_DK = None if self._moving is None else self._moving.end_step()
-        if self._moving is not None and old_DK is not None:
+        for group in self._all_groups():
+            group["lr"] = group["peak"] * peak_fraction(step, self._train)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        if self._moving is not None and self._moving.end_step():
             self._carry(self._moving.basis_DK)
         self._write_back()
         return norm
@@ -106,7 +125,7 @@ class StageOptimizer:
             return
         for name, axis in self._confinement.axes.items():
             master = self._masters[name]
-            for x in (master, self._adam_of(name).state[master]["exp_avg"]):
+            for x in (master, self._optimizer_of[name].state[master]["exp_avg"]):
                 x.copy_(self._confinement.carried(x, axis, basis_DK))
         self._use(basis_DK)
 
@@ -130,14 +149,16 @@ class StageOptimizer:
         """
         state = {} if self._moving is None else self._moving.state()
         for name, master in self._masters.items():
-            moments = self._adam_of(name).state.get(master, {})
+            moments = self._optimizer_of[name].state.get(master, {})
             state[f"weight/{name}"] = master.detach()
-            state[f"moment1/{name}"] = moments.get("exp_avg", torch.zeros_like(master))
-            state[f"moment2/{name}"] = moments.get("exp_avg_sq", master.new_zeros(self._shape("moment2", name)))
+            for part, held in self._moments_of(name).items():
+                state[f"{part}/{name}"] = moments.get(held, master.new_zeros(self._shape(part, name)))
         return state
 
-    def _adam_of(self, name: str) -> torch.optim.Optimizer:
-        return self._adams[0] if self._confined is None or name not in self._axes else self._confined
+    def _moments_of(self, name: str) -> dict[str, str]:
+        """The moments of a parameter, by the names that its optimiser gives them."""
+        first = {"moment1": "exp_avg"}
+        return first if isinstance(self._optimizer_of[name], Muon) else first | {"moment2": "exp_avg_sq"}
 
     def _shape(self, part: str, name: str) -> tuple[int, ...]:
         shape = tuple(self._masters[name].shape)
@@ -160,11 +181,11 @@ class StageOptimizer:
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(state[f"weight/{name}"])
-                self._adam_of(name).state[master] = {
-                    "step": torch.tensor(float(step)),
-                    "exp_avg": state[f"moment1/{name}"].to(master.device).clone(),
-                    "exp_avg_sq": state[f"moment2/{name}"].to(master.device).clone(),
+                moments = {
+                    held: state[f"{part}/{name}"].to(master.device).clone()
+                    for part, held in self._moments_of(name).items()
                 }
+                self._optimizer_of[name].state[master] = {"step": torch.tensor(float(step)), **moments}
         if self._moving is not None:
             self._moving.load(state)
             self._use(self._moving.basis_DK)
@@ -173,6 +194,10 @@ class StageOptimizer:
 
 def _is_decayed(name: str, parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1 and "embedding." not in name
+
+
+def _is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
+    return parameter.dim() == 2 and name.startswith("layers.")
 
 
 def _clip(parameters: Iterable[torch.Tensor], limit: float) -> float:

@@ -1,4 +1,4 @@
-"""Which tokens microbatch (t, m) holds: a function of (seed, step, microbatch) and of nothing else.
+"""Which samples microbatch (t, m) holds: a function of (seed, step, microbatch) and of nothing else.
 
 The stage that embeds the inputs and the stage that scores the targets sit on different machines, and either may be
 replaced in the middle of a step. Neither sends the other any text: each works out the same windows for itself.
@@ -10,9 +10,14 @@ replaced in the middle of a step. Neither sends the other any text: each works o
 Philox is counter-based: the words of (step, m) come from a place of their own in the counter's range, so no microbatch
 has to be drawn to reach another, and no two share a word. We take the raw words and reduce them ourselves, because
 numpy promises stable streams for its bit generators and not for `Generator.integers`.
+
+Windows of text are drawn with replacement. A set of images is small and each is used many times, so images are drawn
+without: an epoch is a permutation of all of them, and the microbatches take theirs from the epochs in turn.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +26,9 @@ from protocol.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
-_DOMAIN = 0x69737468_6D757301  # the second key word keeps these draws apart from any other use of the run's seed
+# The second key word keeps these draws apart from each other and from any other use of the run's seed.
+_DOMAIN = 0x69737468_6D757301
+_EPOCH_DOMAIN = 0x69737468_6D757302
 
 
 def _places(n_tokens: int, length: int) -> int:
@@ -60,6 +67,28 @@ def spaced_offsets(index: int, count: int, n_tokens: int, length: int) -> Ints:
     bits = index.bit_length()
     shift = int(f"{index:0{bits}b}"[::-1], 2) if bits else 0
     return np.array([((j << bits) + shift) * places // (count << bits) for j in range(count)], dtype=np.int64)
+
+
+def epoch_places(seed: int, step: int, microbatch: int, count: int, microbatches: int, n_samples: int) -> Ints:
+    """The `count` places, each in [0, n_samples), of a microbatch of `step` (from 1 on), of `microbatches` in each.
+
+    Every sample is drawn equally often to within one. A microbatch may end one epoch and begin the next. `seed` lies in
+    [0, 2**64), else OverflowError. Raises UserError when there is no sample.
+    """
+    if n_samples < 1:
+        raise UserError("expected at least one sample to train on, but the data has none; use other data")
+    first = ((step - 1) * microbatches + microbatch) * count
+    drawn = [_epoch(seed, i // n_samples, n_samples)[i % n_samples] for i in range(first, first + count)]
+    return np.array(drawn, dtype=np.int64)
+
+
+@lru_cache(maxsize=4)
+def _epoch(seed: int, epoch: int, n_samples: int) -> Ints:
+    """A permutation of the samples: the order that sorts as many random words."""
+    key = np.array([seed, _EPOCH_DOMAIN], dtype=np.uint64)
+    counter = np.array([0, 0, epoch, 0], dtype=np.uint64)
+    words = np.random.Philox(key=key, counter=counter).random_raw(n_samples)
+    return np.argsort(words, kind="stable").astype(np.int64)
 
 
 def windows(tokens: npt.NDArray[np.generic], offsets: Ints, length: int) -> Ints:

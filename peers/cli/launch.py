@@ -89,7 +89,7 @@ def _threads(peers: int) -> int:
 
 def _verify(folder: RunFolder, gradients: Path) -> int:
     from peers.basis_file import load_basis
-    from peers.opening import load_tokens
+    from peers.opening import load_data
     from peers.verify import TOLERANCE, verify
 
     config = folder.open()[0].config
@@ -99,7 +99,7 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
         task = bar.add_task("reference", total=report["steps"])
         difference = verify(
             config,
-            load_tokens(config),
+            load_data(config),
             gradients,
             report["steps"],
             lambda step: bar.update(task, completed=step),

@@ -76,7 +76,7 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
     from peers.basis_file import load_basis
     from peers.discovery import fetch_manifest
     from peers.hivemind_transport import HivemindTransport
-    from peers.opening import load_tokens
+    from peers.opening import load_data
     from peers.peer_daemon import PeerDaemon
 
     local = all("/ip4/127." in address for address in invite.addresses)
@@ -92,9 +92,9 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
         lock.record(transport.daemon_pid, transport.sockets())
         manifest = await fetch_manifest(transport, invite)
         say(f"run {manifest.run_id} found; folder {own.folder}, device {own.device}")
-        tokens = await asyncio.to_thread(load_tokens, manifest.config, options.data, options.tokenizer, say)
+        data = await asyncio.to_thread(load_data, manifest.config, options.data, options.tokenizer, say)
         own = replace(own, basis_DK=load_basis(manifest.config, options.basis))
-        daemon = PeerDaemon(transport, invite, manifest, tokens, own, say)
+        daemon = PeerDaemon(transport, invite, manifest, data, own, say)
         interrupted = asyncio.Event()
 
         def leave() -> None:

@@ -29,11 +29,13 @@ from peers.data.cache import one_at_a_time, write
 from peers.data.sources import load_documents
 from peers.data.tokenizer import Progress, Tokens
 from peers.files import STALE_SECONDS, remove_temporary
+from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.samples import Ints, sample_offsets, spaced_offsets, unigram_loss, windows
 
 RECIPE = 1  # raise it when the layout of the tokens or of the meta file changes
 HELD_OUT_SHARE = 0.02
+HELD_OUT_SEQUENCES = 64
 _CHUNK = 1 << 22  # tokens counted at once
 
 log = logging.getLogger(__name__)
@@ -70,9 +72,16 @@ class TokenStore:
     unigram_loss: float
     tokenizer: Path
 
-    def microbatch(self, seed: int, step: int, index: int, count: int, length: int) -> Ints:
-        """`[count, length + 1]`: microbatch `index` of `step`. Raises UserError when the text is too short."""
-        return windows(self.train, sample_offsets(seed, step, index, count, len(self.train), length), length)
+    def microbatch(self, config: RunConfig, step: int, index: int) -> Ints:
+        """`[B, T + 1]`: microbatch `index` of `step`. Raises UserError when the text is too short."""
+        count, length = config.train.microbatch_size, config.train.sequence_length
+        return windows(self.train, sample_offsets(config.seed, step, index, count, len(self.train), length), length)
+
+    def held_out_microbatches(self, config: RunConfig) -> list[Ints]:
+        """The first fixed microbatches that hold HELD_OUT_SEQUENCES. Raises UserError when the text is too short."""
+        size, length = config.train.microbatch_size, config.train.sequence_length
+        count = -(-HELD_OUT_SEQUENCES // size)
+        return [self.held_out_microbatch(index, size, length) for index in range(count)]
 
     def held_out_microbatch(self, index: int, count: int, length: int) -> Ints:
         """`[count, length + 1]`: fixed windows, evenly spread. Raises UserError when the text is too short."""

@@ -1,8 +1,8 @@
 """The arithmetic of one stage: payloads in, payloads out. The daemon's compute thread and the tests run this code.
 
-A forward frame's payload is `ids | coordinates`, a backward frame's the gradient of the coordinates. The ids are
-the microbatch's T inputs and the one token after them, `[B, T + 1]`, so the last stage has its targets and no peer
-but the first needs the data.
+The ids in a forward frame are what the task carries of a microbatch (`protocol.task`): of text the T inputs and the
+one token after them, `[B, T + 1]`, of images the labels. So the last stage has its targets, and no peer but the first
+needs the data.
 
 Gradients are summed in the order of the calls to `backward`; the work order makes that order the same in every
 run, so that a run repeats to the last bit.
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compression.codec import CODECS, Codec, codec_by_tag
+from compression.codec import Codec, Rounding
 from compression.errors import CodecError
-from compression.token_ids import decode_ids, encode_ids, id_bytes
-from protocol.basis_microbatch import BASIS_CODEC, basis_payload_bytes, is_basis_microbatch
+from compression.seeded import derived_seed
+from compression.token_ids import decode_ids, encode_ids
 from protocol.config import RunConfig
 from protocol.errors import RemoteError, RunFailed
-from protocol.frame import Buffer, Header
+from protocol.frame import Buffer, Kind
+from protocol.model.payload import BASIS_CODEC, codecs, coordinates_shape, ids_bytes, ids_shape
 from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
@@ -54,17 +55,16 @@ class StageEngine:
         self._optimizer = StageOptimizer(
             whole_model_names(self.stage), config.train, confinement(self.stage), self.stage.moving
         )
-        self._codec: Codec = CODECS[config.boundary.codec]
+        self._codecs = codecs(config)
         self._kept: dict[tuple[int, int], _Kept] = {}
-        self._ids_shape, self._coordinates_shape = _payload_shapes(config)
+        self._task = config.task
 
-    @property
-    def codec_tag(self) -> int:
-        """The tag of the codec this stage sends with."""
-        return self._codec.tag
+    def codec_tag(self, kind: Kind) -> int:
+        """The tag of the codec with which this stage sends frames of `kind`."""
+        return self._codecs.forward.tag if kind is Kind.FORWARD else self._codecs.gradient.tag
 
     def forward_ids(self, step: int, microbatch: int, ids: np.ndarray) -> Forwarded:
-        """The first stage's forward. `ids` is `[B, T + 1]`."""
+        """The first stage's forward. `ids` is the whole microbatch, `[B, N]`."""
         return self._forward((step, microbatch), torch.from_numpy(ids.astype(np.int64)), None)
 
     def forward(self, step: int, microbatch: int, payload: Buffer, codec: int) -> Forwarded:
@@ -93,7 +93,9 @@ class StageEngine:
         if kept.coordinates is None:
             return None
         assert kept.coordinates.grad is not None
-        return self._encode(kept.coordinates.grad, f"gradient of step {step}, microbatch {microbatch}")
+        what = f"gradient of step {step}, microbatch {microbatch}"
+        state = gradient_rounding(self.config.seed, self.stage.index, step, microbatch)
+        return self._encode(self._codecs.gradient, kept.coordinates.grad, what, state)
 
     def forward_basis(self) -> Forwarded:
         """The forward of the basis microbatch, which carries nothing."""
@@ -108,10 +110,10 @@ class StageEngine:
         moving = self.stage.moving
         assert moving is not None
         if payload is None:
-            payload, _ = CODECS[BASIS_CODEC].encode(moving.decide())
+            payload, _ = BASIS_CODEC.encode(moving.decide())
         else:
             try:
-                moving.take(CODECS[BASIS_CODEC].decode(payload, moving.basis_DK.shape))
+                moving.take(BASIS_CODEC.decode(payload, moving.basis_DK.shape))
             except ValueError as error:  # a CodecError is one
                 raise RemoteError(f"the next stage's basis: {error}") from error
         return None if self.stage.is_first else bytes(payload)
@@ -150,20 +152,21 @@ class StageEngine:
         self._kept[key] = kept
         if loss is not None:
             return Forwarded(None, loss)
-        body = self._encode(output, f"coordinates of step {key[0]}, microbatch {key[1]}")
-        return Forwarded(b"".join((encode_ids(ids.numpy(), self.config.data.vocab_size), body)), None)
+        body = self._encode(self._codecs.forward, output, f"coordinates of step {key[0]}, microbatch {key[1]}")
+        carried = ids[:, -self._task.carried :].numpy()
+        return Forwarded(b"".join((encode_ids(carried, self._task.alphabet), body)), None)
 
     def _run(self, kept: _Kept) -> tuple[torch.Tensor, float | None]:
-        inputs, targets = kept.ids[:, :-1], kept.ids[:, 1:]
+        inputs, targets = kept.ids[:, :-1], kept.ids[:, self._task.first_target :]
         output = self.stage(inputs, kept.coordinates)
         if not self.stage.is_last:
             return output, None
         loss = self.stage.loss(inputs, output, targets)
         return loss, float(loss.detach())
 
-    def _encode(self, x: torch.Tensor, what: str) -> Buffer:
+    def _encode(self, codec: Codec, x: torch.Tensor, what: str, state: Rounding | None = None) -> Buffer:
         try:
-            payload, _ = self._codec.encode(x)
+            payload, _ = codec.encode(x, state)
         except CodecError as error:
             raise RunFailed(
                 f"stage {self.stage.index}, {what}: {error}; lower train.learning_rate, resume from a checkpoint"
@@ -172,36 +175,19 @@ class StageEngine:
 
     def _decode(self, payload: Buffer, tag: int) -> torch.Tensor:
         try:
-            return codec_by_tag(tag).decode(payload, self._coordinates_shape)
+            return self._codecs.by_tag(tag).decode(payload, coordinates_shape(self.config), self.device)
         except CodecError as error:
             raise RemoteError(str(error)) from error
 
     def _decode_forward(self, payload: Buffer, tag: int) -> tuple[torch.Tensor, torch.Tensor]:
-        vocab = self.config.data.vocab_size
-        split = self._ids_shape[0] * self._ids_shape[1] * id_bytes(vocab)
-        view = memoryview(payload)
+        view, split = memoryview(payload), ids_bytes(self.config)
         try:
-            ids = torch.from_numpy(decode_ids(view[:split], self._ids_shape, vocab))
+            ids = torch.from_numpy(decode_ids(view[:split], ids_shape(self.config), self._task.alphabet))
         except CodecError as error:
             raise RemoteError(str(error)) from error
         return ids, self._decode(view[split:], tag)
 
 
-def payload_limits(config: RunConfig) -> tuple[int, int]:
-    """The exact payload bytes of a forward and of a backward frame of this run, by its own codec's declaration."""
-    ids, coordinates = _payload_shapes(config)
-    body = CODECS[config.boundary.codec].payload_bytes(coordinates)
-    return ids[0] * ids[1] * id_bytes(config.data.vocab_size) + body, body
-
-
-def basis_frame(config: RunConfig, header: Header) -> tuple[int, int] | None:
-    """The exact payload bytes and the codec tag if `header` is of a basis microbatch; None if it is not."""
-    if not is_basis_microbatch(config, header.step, header.microbatch):
-        return None
-    return basis_payload_bytes(config, header.kind), CODECS[BASIS_CODEC].tag
-
-
-def _payload_shapes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """The shapes of the ids `[B, T + 1]` and of the coordinates `[B, T, K]` in a frame."""
-    batch, length = config.train.microbatch_size, config.train.sequence_length
-    return (batch, length + 1), (batch, length, config.boundary_width)
+def gradient_rounding(seed: int, stage: int, step: int, microbatch: int) -> Rounding:
+    """How `stage` rounds the gradient that it sends: the same again when the microbatch is done again."""
+    return Rounding(derived_seed(seed, "gradient rounding", stage, step, microbatch))

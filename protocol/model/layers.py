@@ -1,4 +1,4 @@
-"""The decoder's layers. Each reads the residual stream through `read` and writes into it as it is held.
+"""The model's layers. Each reads the residual stream through `read` and writes into it as it is held.
 
 The stream is held either in the model's d numbers a token or, where all that is written must lie in span(U), in its k
 coordinates (see `protocol.model.stage`). Only the width of the matrices that write depends on it.
@@ -35,7 +35,7 @@ def rotate(x_BHTE: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> 
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions."""
+    """Grouped-query attention; in a decoder causal, with rotary positions."""
 
     def __init__(self, config: ModelConfig, written: int) -> None:
         super().__init__()
@@ -54,10 +54,11 @@ class Attention(nn.Module):
         q = self.query_norm(rearrange(self.query(x_BTD), "b t (h e) -> b h t e", h=config.heads))
         k = self.key_norm(rearrange(self.key(x_BTD), "b t (g e) -> b g t e", g=config.kv_heads))
         v = rearrange(self.value(x_BTD), "b t (g e) -> b g t e", g=config.kv_heads)
-        cos, sin = rotary_angles(q.shape[2], q.shape[3], config.rope_base, q.device)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if config.causal:
+            cos, sin = rotary_angles(q.shape[2], q.shape[3], config.rope_base, q.device)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         grouped = config.kv_heads != config.heads
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=config.causal, enable_gqa=grouped)
         attended: torch.Tensor = self.output(rearrange(mixed, "b h t e -> b t (h e)"))
         return attended
 

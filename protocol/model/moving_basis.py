@@ -53,17 +53,16 @@ class MovingBasis:
         check_basis(basis_DK, *self.basis_DK.shape)
         self._next_DK = basis_DK
 
-    def end_step(self) -> torch.Tensor | None:
-        """A step is applied: gather its pull, or, on a moving step, switch. The old basis if it was switched."""
+    def end_step(self) -> bool:
+        """A step is applied: gather its pull, or, on a moving step, switch. Whether it was switched."""
         if self._next_DK is None:
             self._applied_DK = self._applied_DK.to(self._step_DK.device) + self._step_DK
             self._step_DK = torch.zeros_like(self._step_DK)
-            return None
-        old_DK = self.basis_DK
+            return False
         self._boundary.set_basis(self._next_DK)
         self._next_DK = None
         self._forget()
-        return old_DK
+        return True
 
     def state(self) -> dict[str, torch.Tensor]:
         """The basis, and at the last stage the pull of the applied steps."""

@@ -2,7 +2,9 @@
 
     first stage    ids -> enter -> layers -> leave -> coordinates
     middle stage   coordinates, ids -> enter -> layers -> leave -> coordinates
-    last stage     coordinates, ids -> enter -> layers -> norm, head -> loss
+    last stage     coordinates, ids -> enter -> layers -> norm, pool, head -> loss
+
+Ids are the rows of the embedding tables: token ids of text, places of patches in images (`protocol.model.families`).
 
 Parameter names are those of the whole model (layers keep their global index), so the stages' parameters together
 are the model's. Each tensor is drawn from (seed, name): any peer builds any stage alone, and all agree.
@@ -28,6 +30,7 @@ from compression.boundary import FIXED_EMBEDDING_STD, Boundary, Form
 from compression.seeded import normal
 from protocol.config import RunConfig
 from protocol.confined_adamw import Confinement
+from protocol.model.families import FAMILIES, Family
 from protocol.model.layers import Layer
 from protocol.model.moving_basis import MovingBasis
 
@@ -53,12 +56,13 @@ class Stage(nn.Module):
             raise ValueError(f'expected a basis exactly with boundary.basis = "file", got "{config.boundary.basis}"')
         self.index, self.is_first, self.is_last = index, index == 0, index == stages - 1
         form = Form(config.boundary.form)
-        vocab = config.data.vocab_size
+        task = config.task
+        self.family: Family = FAMILIES[model.family](config)
         self.boundary = Boundary(
             form,
             model.dim,
             config.boundary.rank,
-            vocab,
+            task.rows,
             config.seed,
             config.boundary.fixed_embedding,
             config.boundary.scaled_basis,
@@ -71,29 +75,31 @@ class Stage(nn.Module):
         self.holds_coordinates = form.holds_coordinates and not self.is_last
         written = config.boundary.rank if self.holds_coordinates else model.dim
         if self.is_first or config.boundary.stage_embeddings:
-            self.embedding = nn.Embedding(vocab, written)
+            self.embedding = nn.Embedding(task.rows, written)
+        self.patch_embedding = self.family.content(written) if self.is_first else None
         per_stage = model.layers // stages
         owned = range(index * per_stage, (index + 1) * per_stage)
         self.layers = nn.ModuleDict({str(layer): Layer(model, written) for layer in owned})
         if self.is_last:
             self.norm = nn.RMSNorm(model.dim, model.norm_epsilon)
-            self.head = nn.Linear(model.dim, vocab, bias=False)
+            self.head = nn.Linear(model.dim, task.outputs, bias=False)
         initialise(self, config.seed)
         self.to(DTYPES[model.dtype])
 
-    def enter(self, ids_BT: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:
+    def enter(self, inputs_BN: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:
         """The stream with which the layers start, `[B, T, W]`. `c_BTK` is None for the first stage."""
+        ids_BT = self.family.rows(inputs_BN)
         if c_BTK is None:
             embedded: torch.Tensor = self.embedding(ids_BT)
-            return embedded
+            return embedded if self.patch_embedding is None else embedded + self.patch_embedding(inputs_BN)
         stream_BTW = c_BTK if self.holds_coordinates else self.boundary.rebuild(c_BTK)
         if self.moving is not None:
             self.moving.watch(stream_BTW)
         return stream_BTW + self.embedding(ids_BT) if hasattr(self, "embedding") else stream_BTW
 
-    def body(self, ids_BT: torch.Tensor, stream_BTW: torch.Tensor) -> torch.Tensor:
+    def body(self, inputs_BN: torch.Tensor, stream_BTW: torch.Tensor) -> torch.Tensor:
         """The layers."""
-        read = self._reader(ids_BT)
+        read = self._reader(inputs_BN)
         for layer in self.layers.values():
             stream_BTW = layer(stream_BTW, read)
         return stream_BTW
@@ -102,25 +108,28 @@ class Stage(nn.Module):
         """The coordinates `[B, T, K]` for the next stage."""
         return stream_BTW if self.holds_coordinates else self.boundary.project(stream_BTW)
 
-    def loss(self, ids_BT: torch.Tensor, stream_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy in nats of the next tokens, in float32 at least. Last stage only."""
-        logits = self.head(self.norm(self._reader(ids_BT)(stream_BTD)))
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+    def logits(self, inputs_BN: torch.Tensor, stream_BTD: torch.Tensor) -> torch.Tensor:
+        """A row for each target, in the order of the flattened targets, in float32 at least. Last stage only."""
+        logits: torch.Tensor = self.head(self.family.pool(self.norm(self._reader(inputs_BN)(stream_BTD))))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
 
-    def forward(self, ids_BT: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:
+    def loss(self, inputs_BN: torch.Tensor, stream_BTD: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy in nats of the next tokens `[B, T]` or the labels `[B, 1]`. Last stage only."""
+        return F.cross_entropy(self.logits(inputs_BN, stream_BTD), targets.flatten())
+
+    def forward(self, inputs_BN: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:
         """Coordinates for the next stage; for the last stage, the stream before the head.
 
         Args:
-            ids_BT: token ids, int64.
+            inputs_BN: the microbatch without its last column, int64: token ids `[B, T]`; pixels, at the first stage.
             c_BTK: the previous stage's coordinates; None for the first stage.
         """
         c_BTK = None if c_BTK is None else c_BTK.to(self.dtype)
-        stream_BTW = self.body(ids_BT, self.enter(ids_BT, c_BTK))
+        stream_BTW = self.body(inputs_BN, self.enter(inputs_BN, c_BTK))
         return stream_BTW if self.is_last else self.leave(stream_BTW)
 
-    def _reader(self, ids_BT: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        fixed_BTD = self.boundary.fixed(ids_BT)
+    def _reader(self, inputs_BN: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        fixed_BTD = self.boundary.fixed(self.family.rows(inputs_BN))
         if self.holds_coordinates:
             return lambda c_BTK: self.boundary.rebuild(c_BTK) + fixed_BTD
         return lambda r_BTD: r_BTD + fixed_BTD
@@ -174,6 +183,8 @@ def initialise(stage: Stage, seed: int) -> None:
 
 
 def _initial_std(name: str, parameter: torch.Tensor) -> float:
+    if name == "patch_embedding.weight":  # the one content of an image's stream, of a deviation of about 1
+        return 1 / math.sqrt(parameter.shape[0])
     if _writes(name):
         return 0.0
     if name == "head.weight":

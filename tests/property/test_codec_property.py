@@ -1,9 +1,10 @@
-"""Properties of the codecs: what is declared is sent, what is sent comes back, what cannot be is refused."""
+"""Properties of all codecs: what is declared is sent, what is sent comes back, what cannot be is refused."""
 
 from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from compression.codec import CODECS, codec_by_tag, wire_round_trip
+from compression.codec import Codec, Rounding, wire_round_trip
 from compression.errors import CodecError
+from compression.registry import NAMES, CodecOptions, CodecSet
 from compression.token_ids import decode_ids, encode_ids, id_bytes
 
 # What lies between this and float32's largest would round to a bfloat16 infinity.
@@ -21,8 +23,25 @@ LARGEST = float(torch.finfo(torch.bfloat16).max)
 FLOATS = st.floats(-LARGEST, LARGEST, width=32)
 SHAPES = array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=7)
 TENSORS = SHAPES.flatmap(lambda shape: arrays(np.float32, shape, elements=FLOATS))
-NAMES = st.sampled_from(sorted(CODECS))
+# What a rotation takes too.
+MODEST = SHAPES.flatmap(lambda shape: arrays(np.float32, shape, elements=st.floats(-(2.0**100), 2.0**100, width=32)))
+OPTIONS = st.builds(
+    CodecOptions,
+    forward=st.sampled_from(NAMES),
+    block=st.sampled_from([1, 2, 3, 5, 64]),
+    scale=st.sampled_from(["bfloat16", "float8"]),
+    levels=st.sampled_from(["uniform", "normal"]),
+    rotation=st.sampled_from(["none", "hadamard", "orthogonal"]),
+    lossless=st.sampled_from(["none", "zstd"]),
+    keep=st.sampled_from([0.01, 0.25, 1.0]),
+    seed=st.integers(0, 3),
+)
+STATES = st.one_of(st.none(), st.builds(Rounding, st.integers(0, 2**63 - 1)))
 on_a_busy_machine = settings(deadline=None, max_examples=60)
+
+
+def codec(name: str = "int4", **options: object) -> Codec:
+    return CodecSet(replace(CodecOptions(forward=name), **options)).forward  # type: ignore[arg-type]
 
 
 def bits(x: torch.Tensor) -> list[int]:
@@ -36,21 +55,24 @@ def rounded(value: float) -> float:
     return struct.unpack("<f", struct.pack("<I", word))[0]
 
 
+# Casts
+
+
 @on_a_busy_machine
 @given(TENSORS)
 def test_float32_comes_back_to_the_bit(values: np.ndarray) -> None:
     x = torch.from_numpy(values)
-    payload, state = CODECS["float32"].encode(x)
+    payload, state = codec("float32").encode(x)
     assert bytes(payload) == values.astype("<f4").tobytes() and state is None
-    assert bits(CODECS["float32"].decode(payload, x.shape)) == bits(x)
+    assert bits(codec("float32").decode(payload, x.shape)) == bits(x)
 
 
 @on_a_busy_machine
 @given(TENSORS)
 def test_bfloat16_rounds_to_nearest_even(values: np.ndarray) -> None:
     x = torch.from_numpy(values)
-    payload, _ = CODECS["bfloat16"].encode(x)
-    decoded = CODECS["bfloat16"].decode(payload, x.shape)
+    payload, _ = codec("bfloat16").encode(x)
+    decoded = codec("bfloat16").decode(payload, x.shape)
     assert bits(decoded) == bits(x.to(torch.bfloat16).float())
     assert decoded.flatten().tolist() == [rounded(value) for value in values.flatten().tolist()]
     assert bytes(payload) == b"".join(struct.pack("<f", v)[2:] for v in decoded.flatten().tolist())
@@ -59,48 +81,52 @@ def test_bfloat16_rounds_to_nearest_even(values: np.ndarray) -> None:
 @on_a_busy_machine
 @given(TENSORS)
 def test_bfloat16_loses_nothing_the_second_time(values: np.ndarray) -> None:
-    codec = CODECS["bfloat16"]
-    once = codec.decode(codec.encode(torch.from_numpy(values))[0], values.shape)
-    assert bytes(codec.encode(once)[0]) == bytes(codec.encode(torch.from_numpy(values))[0])
+    once = codec("bfloat16").decode(codec("bfloat16").encode(torch.from_numpy(values))[0], values.shape)
+    assert bytes(codec("bfloat16").encode(once)[0]) == bytes(codec("bfloat16").encode(torch.from_numpy(values))[0])
+
+
+# All
 
 
 @on_a_busy_machine
-@given(TENSORS, NAMES)
-def test_the_declared_size_is_the_real_one(values: np.ndarray, name: str) -> None:
-    payload, _ = CODECS[name].encode(torch.from_numpy(values))
-    assert len(payload) == CODECS[name].payload_bytes(values.shape)
-    assert len(payload) == math.prod(values.shape) * {"float32": 4, "bfloat16": 2}[name]
+@given(MODEST, OPTIONS, STATES, st.sampled_from([torch.float32, torch.bfloat16]))
+def test_the_declared_size_is_the_real_one(
+    values: np.ndarray, options: CodecOptions, state: Rounding | None, dtype: torch.dtype
+) -> None:
+    codec = CodecSet(options).forward
+    payload, _ = codec.encode(torch.from_numpy(values).to(dtype), state)
+    declared = codec.payload_bytes(values.shape)
+    assert len(payload) == declared if codec.exact_size else len(payload) <= declared
+    assert codec.exact_size == (options.lossless == "none")
+    decoded = codec.decode(payload, values.shape)
+    assert decoded.dtype == torch.float32 and decoded.shape == values.shape and torch.isfinite(decoded).all()
 
 
 @on_a_busy_machine
-@given(st.integers(1, 5), st.integers(1, 40), NAMES)
-def test_one_coordinate_a_token(batch: int, length: int, name: str) -> None:
-    x_BTK = torch.arange(batch * length).float().reshape(batch, length, 1) % 256
-    payload, _ = CODECS[name].encode(x_BTK)
-    assert torch.equal(CODECS[name].decode(payload, (batch, length, 1)), x_BTK)
-
-
-@on_a_busy_machine
-@given(TENSORS, NAMES)
-def test_memory_layout_does_not_matter(values: np.ndarray, name: str) -> None:
+@given(MODEST, OPTIONS)
+def test_a_function_of_its_input(values: np.ndarray, options: CodecOptions) -> None:
+    """Also of a view in another memory layout, and of a second set of the same options."""
     x = torch.from_numpy(values)
     turned = torch.stack((x, -x)).permute(*reversed(range(x.dim() + 1)))
-    assert bytes(CODECS[name].encode(turned)[0]) == bytes(CODECS[name].encode(turned.contiguous())[0])
+    first, second = CodecSet(options).forward, CodecSet(options).forward
+    assert bytes(first.encode(turned)[0]) == bytes(second.encode(turned.contiguous())[0])
 
 
 @on_a_busy_machine
-@given(TENSORS, NAMES, st.data(), st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_a_number_that_is_not_finite_is_refused(values: np.ndarray, name: str, data: st.DataObject, bad: float) -> None:
+@given(MODEST, OPTIONS, STATES, st.data(), st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_a_number_that_is_not_finite_is_refused(
+    values: np.ndarray, options: CodecOptions, state: Rounding | None, data: st.DataObject, bad: float
+) -> None:
     x = torch.from_numpy(values.copy())
     x.view(-1)[data.draw(st.integers(0, x.numel() - 1))] = bad
     with pytest.raises(CodecError, match="expected finite numbers"):
-        CODECS[name].encode(x)
+        CodecSet(options).forward.encode(x, state)
 
 
 @on_a_busy_machine
-@given(TENSORS, NAMES, st.data())
-def test_a_payload_of_another_length_is_refused(values: np.ndarray, name: str, data: st.DataObject) -> None:
-    codec = CODECS[name]
+@given(MODEST, OPTIONS, st.data())
+def test_a_payload_of_another_length_is_refused(values: np.ndarray, options: CodecOptions, data: st.DataObject) -> None:
+    codec = CodecSet(replace(options, lossless="none")).forward
     whole = bytes(codec.encode(torch.from_numpy(values))[0])
     cut = data.draw(st.integers(0, len(whole) - 1))
     for payload in (whole[:cut], whole + bytes(1 + cut)):
@@ -109,42 +135,72 @@ def test_a_payload_of_another_length_is_refused(values: np.ndarray, name: str, d
 
 
 @on_a_busy_machine
-@given(TENSORS, NAMES)
-def test_what_is_decoded_has_its_own_memory(values: np.ndarray, name: str) -> None:
-    codec = CODECS[name]
+@given(SHAPES, OPTIONS, st.data())
+def test_any_bytes_decode_or_are_refused(shape: tuple[int, ...], options: CodecOptions, data: st.DataObject) -> None:
+    codec = CodecSet(options).forward
+    size = codec.payload_bytes(shape)
+    payload = data.draw(st.binary(min_size=size if codec.exact_size else 0, max_size=size))
+    try:
+        decoded = codec.decode(payload, shape)
+    except CodecError:
+        return
+    assert decoded.shape == shape and torch.isfinite(decoded).all()
+
+
+@on_a_busy_machine
+@given(MODEST, OPTIONS)
+def test_what_is_decoded_has_its_own_memory(values: np.ndarray, options: CodecOptions) -> None:
+    codec = CodecSet(options).forward
     payload = bytearray(codec.encode(torch.from_numpy(values))[0])
     decoded = codec.decode(memoryview(payload), values.shape)
     before = bits(decoded)
     payload[:] = bytes(len(payload))
-    assert bits(decoded) == before and decoded.dtype == torch.float32 and decoded.shape == values.shape
+    assert bits(decoded) == before
 
 
 @on_a_busy_machine
-@given(TENSORS, NAMES)
-def test_the_wire_rounds_values_and_gradients_alike(values: np.ndarray, name: str) -> None:
+@given(MODEST, OPTIONS, st.sampled_from(NAMES), STATES)
+def test_the_round_trip_is_what_the_wire_does(
+    values: np.ndarray, options: CodecOptions, gradient: str, state: Rounding | None
+) -> None:
+    codecs = CodecSet(replace(options, gradient=gradient))
     c = torch.from_numpy(values.copy()).requires_grad_()
-    through = wire_round_trip(c, CODECS[name])
-    through.backward(torch.from_numpy(values))
-    assert c.grad is not None and bits(c.grad) == bits(through.detach())
-    assert bits(through.detach()) == bits(CODECS[name].decode(CODECS[name].encode(c)[0], c.shape))
+    through = wire_round_trip(c, codecs.forward, codecs.gradient, state)
+    through.backward(c.detach() / 3)
+    assert bits(through.detach()) == bits(codecs.forward.decode(codecs.forward.encode(c)[0], c.shape))
+    sent, _ = codecs.gradient.encode(c.detach() / 3, state)
+    assert c.grad is not None and bits(c.grad) == bits(codecs.gradient.decode(sent, c.shape))
+
+
+# Tags and ids
 
 
 @on_a_busy_machine
-@given(st.integers(0, 255))
-def test_tags_name_codecs(tag: int) -> None:
-    known = {codec.tag: codec for codec in CODECS.values()}
-    if tag in known:
-        assert codec_by_tag(tag) is known[tag]
+@given(st.integers(0, 255), OPTIONS)
+def test_tags_name_codecs(tag: int, options: CodecOptions) -> None:
+    codecs = CodecSet(options)
+    if tag & 0x7F in (1, 2, 3, 18, 19, 20, 22, 24):
+        assert codecs.by_tag(tag).tag == tag
     else:
         with pytest.raises(CodecError, match=f"expected a codec tag in .*, got {tag}"):
-            codec_by_tag(tag)
+            codecs.by_tag(tag)
 
 
 def test_tags_and_names_are_pinned() -> None:
     """They are the wire's: a change here needs a new protocol version."""
-    assert {codec.name: (codec.tag, codec.lossless) for codec in CODECS.values()} == {
+    assert {(c := codec(name)).name: (c.tag, c.lossless) for name in NAMES} == {
         "float32": (1, True),
         "bfloat16": (2, False),
+        "topk": (3, False),
+        "int2": (18, False),
+        "int3": (19, False),
+        "int4": (20, False),
+        "int6": (22, False),
+        "int8": (24, False),
+    }
+    assert {(c := codec(name, lossless="zstd")).name: c.tag for name in ("float32", "int4")} == {
+        "float32+zstd": 129,
+        "int4+zstd": 148,
     }
 
 

@@ -121,7 +121,7 @@ def losses(root: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("form", ["bottleneck", "projected", "reparam", "none"])
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int4"])
 def test_equals_one_process(form: str, codec: str, small_run: Callable[..., Any], tmp_path: Path) -> None:
     run = small_run(boundary={"form": form, "codec": codec})
     swarm = Swarm(run, tmp_path, MemoryNetwork(1), 5, gradients=tmp_path / "gradients")
@@ -134,10 +134,20 @@ def test_equals_one_process(form: str, codec: str, small_run: Callable[..., Any]
     assert difference.parameters > 20
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_exact_over_a_bad_network(seed: int, small_run: Callable[..., Any], tmp_path: Path) -> None:
-    """Frames that are lost, doubled, late and out of order change nothing, not even the last bit."""
-    run = small_run()
+EXACT = {"codec": "float32"}
+INT4 = {"codec": "int4"}
+ZSTD = {"codec": "int3", "gradient_codec": "int4", "lossless": "zstd"}
+
+
+@pytest.mark.parametrize(("boundary", "seed"), [(EXACT, 0), (EXACT, 1), (INT4, 2), (INT4, 3), (ZSTD, 4)], ids=str)
+def test_exact_over_a_bad_network(
+    boundary: dict[str, Any], seed: int, small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Frames that are lost, doubled, late and out of order change nothing, not even the last bit.
+
+    Nor where gradients are rounded at random: what is rounded is the microbatch, not the frame.
+    """
+    run = small_run(boundary=boundary)
     network = MemoryNetwork(seed, delay=(0.0, 0.02), loss=0.05, reorder=0.2, duplicate=0.1)
     end, _, results = asyncio.run(Swarm(run, tmp_path / "bad", network, 6, gradients=tmp_path / "gradients").train())
     assert (end.step, end.failed) == (6, False), (end, results)
@@ -242,18 +252,35 @@ def test_stop_and_resume_continue_exactly(small_run: Callable[..., Any], tmp_pat
     assert len(losses(tmp_path / "a")) == last
 
 
-def test_bytes_are_those_sent(small_run: Callable[..., Any], tmp_path: Path) -> None:
-    run = small_run(boundary={"codec": "bfloat16"})
+@pytest.mark.parametrize(("codec", "bytes_of_a_token", "beside"), [("bfloat16", 4 * 2, 0), ("int4", 4 // 2 + 1, 4)])
+def test_bytes_are_those_sent(
+    codec: str, bytes_of_a_token: int, beside: int, small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Four coordinates a token; int4 has a scale of one byte for each token, and their unit in each frame."""
+    run = small_run(boundary={"codec": codec})
     asyncio.run(Swarm(run, tmp_path, MemoryNetwork(1), 4).train())
     report = json.loads((tmp_path / "report.json").read_text())
-    train, rank = run.config.train, run.config.boundary.rank
+    train = run.config.train
     crossings = 4 * train.microbatches * 2  # steps, microbatches, boundaries
     tokens = train.microbatch_size * train.sequence_length
     ids = train.microbatch_size * (train.sequence_length + 1) * 2
-    assert report["wire"]["forward_payload_bytes"] == crossings * (tokens * rank * 2 + ids)
-    assert report["wire"]["backward_payload_bytes"] == crossings * tokens * rank * 2
+    body = tokens * bytes_of_a_token + beside
+    assert report["wire"]["forward_payload_bytes"] == crossings * (body + ids)
+    assert report["wire"]["backward_payload_bytes"] == crossings * body
     assert report["wire"]["header_bytes"] == 2 * crossings * 20
     assert report["steps"] == 4 and len(report["peers"]) == 3
+
+
+def test_bytes_of_zstd_are_those_sent(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Not the bound that zstd declares."""
+    sent = {}
+    for lossless in ("none", "zstd"):
+        run = small_run(boundary={"codec": "float32", "lossless": lossless})
+        asyncio.run(Swarm(run, tmp_path / lossless, MemoryNetwork(1), 3).train())
+        report = json.loads((tmp_path / lossless / "report.json").read_text())
+        sent[lossless] = report["wire"]["forward_payload_bytes"]
+    assert losses(tmp_path / "none") == losses(tmp_path / "zstd")
+    assert sent["zstd"] < 0.98 * sent["none"]
 
 
 def test_a_peer_lost_ends_the_run_with_the_reason(

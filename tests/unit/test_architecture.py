@@ -42,7 +42,7 @@ def test_arrows_point_one_way() -> None:
 
 def test_the_step_protocol_is_pure() -> None:
     """No torch outside the model, its optimiser and the reference; no socket, clock or disk anywhere in it."""
-    arithmetic = {"protocol/optimizer.py", "protocol/confined_adamw.py", "protocol/reference.py"}
+    arithmetic = {f"protocol/{name}.py" for name in ("optimizer", "confined_adamw", "muon", "reference")}
     torches = {name for name in importers("torch") if name.startswith("protocol/")}
     assert {name for name in torches if not name.startswith("protocol/model/")} == arithmetic
     for outside in ("asyncio", "socket", "time", "datetime", "threading", "random", "pathlib", "os", "subprocess"):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "84f3193a1599376266e45353ebbac3d37c9fb289602f3bf80e1db89035a81958"
+DEFAULT_HASH = "a954d6b7f56ef597c849b91d225b4a12837a316913efe3f606b394b3fbef0963"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -23,6 +23,7 @@ def test_derived_numbers() -> None:
     config = parse_config({"train": {"microbatches": 3, "microbatch_size": 5, "sequence_length": 7}}, "run.toml")
     assert (config.tokens_per_microbatch, config.tokens_per_step) == (35, 105)
     assert config.boundary_width == 16
+    assert (config.task.positions, config.task.rows, config.task.carried) == (7, 4096, 8)
     assert parse_config({"boundary": {"form": "none"}}, "run.toml").boundary_width == 128
 
 
@@ -68,6 +69,13 @@ def test_derived_numbers() -> None:
         ({"pipeline": {"stages": 256}}, "pipeline.stages: input should be less than or equal to 255, got 256"),
         ({"data": {"source": "text"}}, "data: expected a path for source = 'text', got none: add path ="),
         ({"data": {"vocab_size": 256}}, "data.vocab_size: input should be greater than or equal to 257, got 256"),
+        ({"model": {"family": "vit"}}, "expected a data.source of images for model.family = 'vit', got 'stdlib': "
+                                       "images (digits) go with vit, text with decoder"),
+        ({"data": {"source": "digits"}}, "expected a data.source of text for model.family = 'decoder', got 'digits'"),
+        ({"model": {"family": "vit", "patch": 3}, "data": {"source": "digits"}},
+         "expected model.patch to divide the 8 pixels of a side of digits, got 3: set it to one of [1, 2, 4, 8]"),
+        ({"model": {"family": "vit", "pooling": "max"}, "data": {"source": "digits"}},
+         "model.pooling: input should be 'class' or 'mean', got 'max'"),
         ({"name": "My Run"}, "name: string should match pattern '^[a-z0-9][a-z0-9-]{0,39}$', got 'My Run'"),
         ({"name": "run\n"}, "name: string should match pattern"),
         ({"seed": -1}, "seed: input should be greater than or equal to 0, got -1"),
@@ -90,6 +98,15 @@ def test_all_mistakes_are_told_at_once() -> None:
     )
 
 
+@pytest.mark.parametrize(("pooling", "positions"), [("mean", 16), ("class", 17)])
+def test_an_image_has_a_position_for_each_patch(pooling: str, positions: int) -> None:
+    values = {"model": {"family": "vit", "pooling": pooling}, "data": {"source": "digits"}}
+    config = parse_config({**values, "train": {"microbatch_size": 5, "microbatches": 3}}, "run.toml")
+    assert (config.tokens_per_microbatch, config.tokens_per_step) == (5 * positions, 15 * positions)
+    task = config.task
+    assert (task.positions, task.rows, task.outputs, task.carried, task.alphabet) == (positions, positions, 10, 1, 10)
+
+
 def test_a_mistake_is_the_users() -> None:
     assert issubclass(ConfigError, UserError) and ConfigError.exit_code == 2
 
@@ -107,6 +124,7 @@ def test_a_mistake_is_the_users() -> None:
         {"data": {"source": "jsonl", "path": "books"}},
         {"boundary": {"basis": "file", "basis_path": "u.npy"}},
         {"boundary": {"basis": "moving", "form": "projected", "move_every": 2, "move_rate": 1.0}},
+        {"model": {"family": "vit", "patch": 8, "dim": 20}, "data": {"source": "digits"}},
         {"name": "a" * 40},
     ],
     ids=str,
@@ -135,12 +153,12 @@ def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
 OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
                           "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
-                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "basis": "file",
-                          "basis_path": "x"}  # fmt: skip
-
-NEEDED: dict[str, dict[str, Any]] = {
-    "source": {"path": "x"}, "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
-}  # fmt: skip
+                          "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
+                          "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
+                          "lossless": "zstd", "family": "vit", "pooling": "class",
+                          "optimizer": "muon", "momentum": 0.5, "basis": "file", "basis_path": "x"}  # fmt: skip
+BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}, "basis": {"basis_path": "x"},
+          "basis_path": {"basis": "file"}}  # fmt: skip  # without which a value breaks a rule
 
 
 def other_values() -> list[dict[str, Any]]:
@@ -152,7 +170,9 @@ def other_values() -> list[dict[str, Any]]:
             continue
         for field, default in value:
             other = OTHERS.get(field, not default if isinstance(default, bool) else default * 2 if default else 5)
-            found.append({name: {field: other, **NEEDED.get(field, {})}})
+            found.append({name: {field: other, **BESIDE.get(field, {})}})
+            if field == "family":
+                found[-1] |= {"data": {"source": "digits"}}
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from itertools import pairwise, product
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from compression.codec import CODECS
+from compression.registry import NAMES
 from compression.seeded import normal
 from peers.checkpoints import Checkpoints
 from protocol.config import RunConfig, parse_config
-from protocol.errors import RemoteError, RunFailed
-from protocol.model.engine import StageEngine, payload_limits
+from protocol.errors import BadFrame, RemoteError, RunFailed
+from protocol.frame import Header, Kind
+from protocol.model.engine import StageEngine
+from protocol.model.payload import payload_rules
 from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
 
@@ -77,7 +80,7 @@ def forward(engines: list[StageEngine], step: int, microbatch: int, ids: np.ndar
     result = engines[0].forward_ids(step, microbatch, ids)
     for sender, engine in pairwise(engines):
         assert result.loss is None and result.payload is not None
-        result = engine.forward(step, microbatch, bytes(result.payload), sender.codec_tag)
+        result = engine.forward(step, microbatch, bytes(result.payload), sender.codec_tag(Kind.FORWARD))
     assert result.loss is not None and result.payload is None
     return result.loss
 
@@ -86,7 +89,7 @@ def backward(engines: list[StageEngine], step: int, microbatch: int) -> None:
     payload, codec = None, 0
     for engine in reversed(engines):
         sent = engine.backward(step, microbatch, payload, codec)
-        payload, codec = None if sent is None else bytes(sent), engine.codec_tag
+        payload, codec = None if sent is None else bytes(sent), engine.codec_tag(Kind.BACKWARD)
     assert payload is None
 
 
@@ -124,9 +127,25 @@ def assert_equals_reference(config: RunConfig, steps: int = 3) -> None:
         assert step < 3 or all(float(gradient.norm()) > 0 for gradient in gradients.values())
 
 
-@pytest.mark.parametrize(("form", "codec", "recompute"), list(product(FORMS, CODECS, [False, True])))
+@pytest.mark.parametrize(("form", "codec", "recompute"), list(product(FORMS, NAMES, [False, True])))
 def test_the_pipeline_equals_one_process(form: str, codec: str, recompute: bool) -> None:
     assert_equals_reference(run_config(form, codec, recompute))
+
+
+@pytest.mark.parametrize(
+    "boundary",
+    [
+        {"codec": "bfloat16", "gradient_codec": "int4"},
+        {"codec": "int4", "gradient_codec": "float32"},
+        {"codec": "float32", "gradient_codec": "int2", "levels": "uniform", "scale": "bfloat16"},
+        {"codec": "int3", "gradient_codec": "int8", "lossless": "zstd", "block": 3},
+        {"codec": "int2", "rotation": "hadamard"},
+        {"codec": "int4", "rotation": "orthogonal", "lossless": "zstd"},
+    ],
+    ids=str,
+)
+def test_each_direction_with_its_codec(boundary: dict[str, Any]) -> None:
+    assert_equals_reference(run_config(boundary=boundary))
 
 
 @pytest.mark.parametrize("stages", [1, 3, 6])
@@ -145,9 +164,10 @@ def test_the_narrowest_and_the_widest_boundary(form: str, rank: int) -> None:
     assert_equals_reference(run_config(form, "bfloat16", boundary={"rank": rank}))
 
 
+@pytest.mark.parametrize("codec", ["bfloat16", "int4"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_in_bfloat16_equals_one_process(form: str) -> None:
-    assert_equals_reference(run_config(form, "bfloat16", model={"dtype": "bfloat16"}))
+def test_a_model_in_bfloat16_equals_one_process(form: str, codec: str) -> None:
+    assert_equals_reference(run_config(form, codec, model={"dtype": "bfloat16"}))
 
 
 def test_the_codec_takes_part() -> None:
@@ -155,6 +175,26 @@ def test_the_codec_takes_part() -> None:
     exact, rounded = chain(run_config()), chain(run_config(codec="bfloat16"))
     losses = [[train(engines, step, microbatches(step))[0][0] for step in (1, 2, 3)] for engines in (exact, rounded)]
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_gradients_are_rounded_anew_each_time_and_alike_when_sent_again() -> None:
+    config = run_config(codec="int4")
+    sent = {}
+    for step, microbatch, batch in ((1, 0, 1), (1, 0, 1), (1, 1, 1), (2, 0, 1)):
+        engines = chain(config)
+        forward(engines, step, microbatch, microbatches(batch)[0])
+        gradient = bytes(engines[2].backward(step, microbatch, None, 0) or b"")
+        assert sent.setdefault((step, microbatch), gradient) == gradient
+    assert len(set(sent.values())) == 3
+
+
+def test_the_reference_evaluates_without_a_step() -> None:
+    """What is sent forward is rounded alike in training and evaluation, so the loss is the same."""
+    reference, ids = ReferenceRun(run_config(codec="int2")), microbatches(1)[0]
+    reference.step(1, microbatches(1))
+    with torch.no_grad():
+        evaluated = reference.loss(ids)
+    assert not evaluated.requires_grad and float(evaluated) == float(reference.loss(ids, 7, 1).detach())
 
 
 # Initial weights
@@ -200,6 +240,27 @@ def test_weights_depend_on_seed_and_name_only() -> None:
     assert not torch.equal(drawn["layers.0.feed_forward.up.weight"], drawn["layers.0.feed_forward.gate.weight"])
 
 
+PINNED = {
+    "bottleneck": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+    "reparam": "83cf649e9aa658538e1c86825ef3f67a7a59a843a9a9dbdefc7a60292f4a74f0",
+    "projected": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+    "none": "f6f72118105cb2a4a77ecd12d211c91c28374eac55ae60b62b90279574d36c8d",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_initial_weights_are_pinned(form: str) -> None:
+    """A run's peers may have different releases of the same protocol version; they must begin alike."""
+    digest = hashlib.sha256()
+    for index in range(3):
+        stage = Stage(run_config(form), index)
+        assert stage.boundary.fixed_VD is not None
+        for name, weight in weights(stage).items():
+            digest.update(name.encode() + weight.numpy().tobytes())
+        digest.update(stage.boundary.fixed_VD.numpy().tobytes())
+    assert digest.hexdigest() == PINNED[form]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_first_loss_is_a_uniform_guess(form: str) -> None:
     loss = forward(chain(run_config(form)), 1, 0, microbatches(1)[0])
@@ -215,20 +276,53 @@ def test_a_stage_that_the_run_has_not(index: int) -> None:
 # Payloads
 
 
-@pytest.mark.parametrize(("form", "codec"), list(product(FORMS, CODECS)))
+@pytest.mark.parametrize(("form", "codec"), list(product(FORMS, ["float32", "bfloat16"])))
 def test_payloads_have_the_declared_size(form: str, codec: str) -> None:
     config = run_config(form, codec)
     engines = chain(config)
     up = engines[0].forward_ids(1, 0, microbatches(1)[0]).payload
     assert up is not None
-    up_again = engines[1].forward(1, 0, up, engines[0].codec_tag).payload
+    up_again = engines[1].forward(1, 0, up, engines[0].codec_tag(Kind.FORWARD)).payload
     assert up_again is not None
-    engines[2].forward(1, 0, up_again, engines[1].codec_tag)
+    engines[2].forward(1, 0, up_again, engines[1].codec_tag(Kind.FORWARD))
     down = engines[2].backward(1, 0, None, 0)
     assert down is not None
     width = {"float32": 4, "bfloat16": 2}[codec] * (16 if form == "none" else 4)
-    assert payload_limits(config) == (len(up), len(down)) == (2 * 7 * 2 + 12 * width, 12 * width)
+    rules = payload_rules(config)
+    assert rules[Kind.FORWARD].most == len(up) == 2 * 7 * 2 + 12 * width
+    assert rules[Kind.BACKWARD].most == len(down) == 12 * width
+    assert rules[Kind.FORWARD].exact and rules[Kind.BACKWARD].exact
     assert bytes(up)[:28] == bytes(up_again)[:28] == microbatches(1)[0].astype("<u2").tobytes()
+
+
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+def test_what_a_header_may_state(lossless: str) -> None:
+    config = run_config(boundary={"codec": "int4", "gradient_codec": "int8", "block": 2, "lossless": lossless})
+    flag, exact = (128, False) if lossless == "zstd" else (0, True)
+    rules = payload_rules(config)
+    assert (rules[Kind.FORWARD].codec, rules[Kind.BACKWARD].codec) == (flag + 20, flag + 24)
+    plain = 4 + 12 * 2 + 12 * 4 // 2  # float8's unit, two scales a token, codes
+    for kind, size in ((Kind.FORWARD, 28 + plain), (Kind.BACKWARD, plain + 24)):
+        rule = rules[kind]
+        assert rule.exact == exact and (rule.most == size if exact else size < rule.most < size + 100)
+        rule.check(Header(kind, rule.most, codec=rule.codec))
+        for header in (Header(kind, rule.most + 1, codec=rule.codec), Header(kind, rule.most, codec=2)):
+            with pytest.raises(BadFrame, match=f"expected .*{rule.most} bytes in codec {rule.codec}, got"):
+                rule.check(header)
+        if exact:
+            with pytest.raises(BadFrame, match=f"expected {size} bytes"):
+                rule.check(Header(kind, size - 1, codec=rule.codec))
+        else:
+            rule.check(Header(kind, 1, codec=rule.codec))
+
+
+@pytest.mark.parametrize("codec", NAMES)
+def test_numbers_that_are_not_finite_are_named(codec: str) -> None:
+    engines = chain(run_config(codec=codec))
+    for engine in engines[:2]:
+        next(engine.stage.layers.parameters()).data.fill_(math.nan)
+    with pytest.raises(RunFailed, match=r"stage 0, coordinates of step 3, microbatch 2: expected finite numbers"):
+        engines[0].forward_ids(3, 2, microbatches(3)[2])
 
 
 def bad_forwards(good: bytes) -> dict[str, tuple[bytes, int, str]]:
@@ -283,7 +377,7 @@ def test_a_frames_own_codec_decodes_it() -> None:
     wide, narrow = chain(run_config(codec="float32")), chain(run_config(codec="bfloat16"))
     sent = narrow[0].forward_ids(1, 0, microbatches(1)[0]).payload
     assert sent is not None
-    assert wide[1].forward(1, 0, sent, narrow[0].codec_tag).payload is not None
+    assert wide[1].forward(1, 0, sent, narrow[0].codec_tag(Kind.FORWARD)).payload is not None
 
 
 # State

@@ -15,10 +15,12 @@ from compression.basis import inside, random_basis
 from compression.grassmann import moved, overlap, pull
 from protocol.basis_microbatch import is_basis_microbatch, is_moving_step
 from protocol.basis_microbatch import microbatches as count
-from protocol.config import RunConfig
+from protocol.config import RunConfig, parse_config
 from protocol.confined_adamw import Confinement
-from protocol.errors import RemoteError
-from protocol.model.engine import StageEngine, basis_frame, payload_limits
+from protocol.errors import BadFrame, RemoteError
+from protocol.frame import Header, Kind
+from protocol.model.engine import StageEngine
+from protocol.model.payload import PayloadCheck
 from protocol.reference import ReferenceRun
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -279,12 +281,35 @@ def test_what_is_no_basis_costs_its_sender_not_the_run() -> None:
 
 
 def test_frames_of_the_basis_microbatch_have_their_own_sizes() -> None:
-    from protocol.frame import Header, Kind
+    check = PayloadCheck(moving("reparam", "bfloat16"))
+    basis, coordinates = 16 * 4 * 4, 2 * 6 * 4 * 2
+    assert check.most(Kind.BACKWARD) == basis > coordinates
+    good = [
+        Header(Kind.FORWARD, 0, 1, 4, MICROBATCHES, codec=1), Header(Kind.BACKWARD, basis, 1, 4, MICROBATCHES, codec=1),
+        Header(Kind.BACKWARD, coordinates, 1, 4, 0, codec=2), Header(Kind.BACKWARD, coordinates, 1, 3, 2, codec=2),
+    ]  # fmt: skip
+    bad = [
+        Header(Kind.FORWARD, 4, 1, 4, MICROBATCHES, codec=1), Header(Kind.BACKWARD, basis, 1, 4, MICROBATCHES, codec=2),
+        Header(Kind.BACKWARD, coordinates, 1, 4, MICROBATCHES, codec=2), Header(Kind.BACKWARD, basis, 1, 3, 2, codec=1),
+        Header(Kind.BACKWARD, basis, 1, 3, MICROBATCHES, codec=1), Header(Kind.BACKWARD, basis, 1, 4, 0, codec=1),
+    ]  # fmt: skip
+    for header in good:
+        check.check(header)
+    for header in bad:
+        with pytest.raises(BadFrame):
+            check.check(header)
 
-    config = moving("reparam")
-    header = Header(Kind.FORWARD, 0, 1, 4, MICROBATCHES)
-    assert basis_frame(config, header) == (0, 1)
-    assert basis_frame(config, Header(Kind.BACKWARD, 0, 1, 4, MICROBATCHES)) == (16 * 4 * 4, 1)
-    assert basis_frame(config, Header(Kind.FORWARD, 0, 1, 3, MICROBATCHES)) is None
-    assert basis_frame(config, Header(Kind.FORWARD, 0, 1, 4, MICROBATCHES - 1)) is None
-    assert payload_limits(config) == payload_limits(run_config("reparam"))
+
+@pytest.mark.parametrize("form", FORMS)
+def test_with_muon_too(form: str) -> None:
+    """Its momentum is carried as AdamW's is; quantised coordinates and gradients do not touch the basis."""
+    values = moving(form, "bfloat16").model_dump()
+    values["train"]["optimizer"] = "muon"
+    values["boundary"] |= {"codec": "int8", "gradient_codec": "int4"}
+    config = parse_config(values, "test")
+    engines, reference = chain(config), ReferenceRun(config)
+    for step in range(1, 6):
+        losses, found = train(engines, step)
+        expected_losses, expected = reference.step(step, microbatches(step))
+        assert losses == expected_losses and same(found, expected), step
+    assert all(torch.equal(basis, bases(engines)[0]) for basis in bases(engines))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import UserError
-from protocol.samples import sample_offsets, spaced_offsets, unigram_loss, windows
+from protocol.samples import epoch_places, sample_offsets, spaced_offsets, unigram_loss, windows
 
 
 def test_the_draws_are_pinned() -> None:
@@ -20,6 +20,24 @@ def test_the_draws_are_pinned() -> None:
         775891496610,
         707081691266,
     ]
+
+
+def test_the_order_of_an_epoch_is_pinned() -> None:
+    assert epoch_places(7, 1, 0, 5, 1, 5).tolist() == [2, 4, 3, 1, 0]
+    assert epoch_places(7, 2, 0, 5, 1, 5).tolist() == [3, 1, 0, 2, 4]
+
+
+def test_microbatches_take_an_epoch_in_turn() -> None:
+    """Steps, microbatches and epochs of odd sizes: 3 microbatches of 4 out of 10 samples."""
+    drawn = np.concatenate([epoch_places(1, step, m, 4, 3, 10) for step in range(1, 6) for m in range(3)])
+    epochs = drawn.reshape(6, 10)
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs.tolist())
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 6
+
+
+def test_no_sample_at_all_is_refused() -> None:
+    with pytest.raises(UserError, match="expected at least one sample"):
+        epoch_places(0, 1, 0, 1, 1, 0)
 
 
 def test_windows_hold_inputs_and_next_token_targets() -> None:

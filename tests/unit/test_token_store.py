@@ -17,6 +17,7 @@ import pytest
 from peers.data import tokenizer as bpe
 from peers.data.cache import one_at_a_time
 from peers.data.token_store import TokenStore, cache_folder, prepare
+from protocol.config import parse_config
 from protocol.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -118,10 +119,12 @@ def test_a_store_holds_the_text(settings: Settings, cache: Path) -> None:
 
 def test_microbatches(settings: Settings, cache: Path) -> None:
     store = prepare(settings, cache)
-    batch = store.microbatch(1, 2, 3, count=4, length=16)
+    config = parse_config({"seed": 1, "train": {"microbatch_size": 4, "sequence_length": 16}}, "test")
+    batch = store.microbatch(config, 2, 3)
     assert batch.shape == (4, 17) and batch.dtype == np.int64
-    assert np.array_equal(batch, store.microbatch(1, 2, 3, 4, 16))
-    assert not np.array_equal(batch, store.microbatch(1, 3, 3, 4, 16))
+    assert np.array_equal(batch, store.microbatch(config, 2, 3))
+    assert not np.array_equal(batch, store.microbatch(config, 3, 3))
+    assert [held_out.shape for held_out in store.held_out_microbatches(config)] == [(4, 17)] * 16
     assert store.held_out_microbatch(0, 2, 8)[0].tolist() == store.held_out[:9].tolist()
     with pytest.raises(UserError, match="for a window of length 4096"):
         store.held_out_microbatch(0, 2, 4096)

@@ -22,12 +22,9 @@ Keep = Callable[[Any, Path, int], None]
 def keep_reference(run: Any, folder: Path, steps: int) -> None:
     """Write what peers would keep, from a reference run, shared out among the stages."""
     torch.set_num_threads(1)
-    train, reference = run.config.train, ReferenceRun(run.config)
+    reference = ReferenceRun(run.config)
     for step in range(1, steps + 1):
-        batches = [
-            run.tokens.microbatch(run.config.seed, step, m, train.microbatch_size, train.sequence_length)
-            for m in range(train.microbatches)
-        ]
+        batches = [run.tokens.microbatch(run.config, step, m) for m in range(run.config.train.microbatches)]
         losses, gradients = reference.step(step, batches)
         labels = {str(m): repr(loss) for m, loss in enumerate(losses)}
         for stage in range(run.config.pipeline.stages):
