@@ -61,6 +61,10 @@ class Checkpoints:
             raise RunFailed(f"expected a checkpoint of stage {stage}, step {step} of run {self.run_id} at {path}")
         return load_file(path)
 
+    def size(self, stage: int, step: int) -> int:
+        """The bytes of the checkpoint of `stage` after `step`, which `held` names."""
+        return self._path(stage, step).stat().st_size
+
     def _path(self, stage: int, step: int) -> Path:
         return self.folder / f"stage-{stage}" / f"step-{step:08d}.safetensors"
 

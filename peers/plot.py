@@ -10,7 +10,7 @@ from peers.files import write_atomically
 
 
 def plot_loss(rows: Sequence[Mapping[str, Any]], unigram_loss: float, title: str, path: Path) -> None:
-    """Write a PNG of the training loss (nats per token) to `path`."""
+    """Write a PNG of the training loss (nats) to `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -21,7 +21,7 @@ def plot_loss(rows: Sequence[Mapping[str, Any]], unigram_loss: float, title: str
     axes.plot(steps, losses, linewidth=1.0, color="#1f6f8b", alpha=0.45, label="loss of each step")
     axes.plot(steps, _smoothed(losses), linewidth=1.8, color="#1f6f8b", label="smoothed")
     axes.axhline(unigram_loss, color="#b5651d", linestyle="--", linewidth=1.2, label="unigram baseline")
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
+    axes.set(xlabel="step", ylabel="loss (nats)", title=title)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

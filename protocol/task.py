@@ -47,6 +47,7 @@ class Task:
         first_target: the column of a microbatch where the targets begin.
         carried: how many columns of a microbatch cross, counted from its end.
         alphabet: what crosses is below this.
+        unit: what has a target, in the plural, for people.
     """
 
     positions: int
@@ -55,6 +56,7 @@ class Task:
     first_target: int
     carried: int
     alphabet: int
+    unit: str
 
 
 def task_of(config: RunConfig) -> Task:
@@ -62,6 +64,6 @@ def task_of(config: RunConfig) -> Task:
     shape = IMAGE_SOURCES.get(config.data.source)
     if shape is None:
         length, vocab = config.train.sequence_length, config.data.vocab_size
-        return Task(length, vocab, vocab, first_target=1, carried=length + 1, alphabet=vocab)
+        return Task(length, vocab, vocab, first_target=1, carried=length + 1, alphabet=vocab, unit="tokens")
     positions = shape.patches(config.model.patch) + (config.model.pooling == "class")
-    return Task(positions, positions, shape.classes, first_target=-1, carried=1, alphabet=shape.classes)
+    return Task(positions, positions, shape.classes, first_target=-1, carried=1, alphabet=shape.classes, unit="images")

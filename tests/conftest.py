@@ -59,7 +59,7 @@ def small_values(text: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class SmallRun:
-    """A configuration and its tokens."""
+    """A configuration and its data: tokens, or images."""
 
     config: Any
     tokens: Any
@@ -77,6 +77,22 @@ def small_run(small_values: dict[str, Any], cache: Path) -> Callable[..., SmallR
         return SmallRun(config, prepare(config.data, cache))
 
     return make
+
+
+@pytest.fixture
+def image_values(small_values: dict[str, Any]) -> dict[str, Any]:
+    """The small run on images instead of text, as its TOML file would hold it."""
+    values = {**small_values, "data": {"source": "digits"}}
+    return {**values, "model": {**values["model"], "family": "vit", "patch": 4}}
+
+
+@pytest.fixture
+def image_run(image_values: dict[str, Any]) -> SmallRun:
+    """The small run on images."""
+    from peers.data.images import load_images
+    from protocol.config import parse_config
+
+    return SmallRun(parse_config(image_values, "images.toml"), load_images("digits"))
 
 
 def to_toml(values: dict[str, Any]) -> str:

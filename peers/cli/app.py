@@ -49,13 +49,16 @@ def launch(
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare losses and gradients with one process that holds the model.")
     ] = False,
+    evaluate: Annotated[
+        bool, typer.Option(help="At the end, evaluate the whole model on held-out data, in one process.")
+    ] = True,
     device: Device = "auto",
     print_config: PrintConfig = False,
 ) -> None:
     """Run a coordinator and its peers on this machine, each its own process, over the real transport."""
     from peers.cli import launch as command
 
-    options = command.LaunchOptions(peers, steps, dir, resume, verify, device, print_config)
+    options = command.LaunchOptions(peers, steps, dir, resume, verify, evaluate, device, print_config)
     raise typer.Exit(command.launch(run, options))
 
 

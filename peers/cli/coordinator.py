@@ -157,6 +157,8 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
     say(f"ended after step {end.step} of {opened.manifest.config.train.steps}: {end.reason}")
     if rows and opened.folder.report.exists():
         screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)
+        if not _was_launched(opened.folder):
+            say("  held-out  not evaluated: the stages are on other machines")
     if 0 < end.step < opened.manifest.config.train.steps:
         say(f"  go on     {_way_on(opened.folder)}")
     if end.failed:
@@ -166,6 +168,10 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
 
 def _way_on(folder: RunFolder) -> str:
     """The command that goes on with the run: its peers must find the checkpoints that they wrote."""
-    if folder.peer(0).exists():
+    if _was_launched(folder):
         return f"isthmus launch --resume {folder.root}"
     return f"isthmus coordinator start --resume {folder.root}, and each peer as before"
+
+
+def _was_launched(folder: RunFolder) -> bool:
+    return folder.peer(0).exists()

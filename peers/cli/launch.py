@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.progress import Progress
@@ -19,6 +20,8 @@ from peers.run_folder import RunFolder
 from protocol.config import RunConfig
 from protocol.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
@@ -29,6 +32,7 @@ class LaunchOptions:
     directory: Path | None
     resume: Path | None
     verify: bool
+    evaluate: bool
     device: str
     print_config: bool
 
@@ -52,6 +56,8 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
             peers,
             _peer_arguments(peers, options.device, gradients if options.verify else None),
         )
+        if code == 0 and options.evaluate:
+            _evaluate(folder, peers)
         return _verify(folder, gradients) if code == 0 and options.verify else code
     finally:
         if options.verify:
@@ -85,6 +91,30 @@ def _peer_arguments(peers: int, device: str, gradients: Path | None) -> list[str
 def _threads(peers: int) -> int:
     """Each peer's share of this machine's cores."""
     return max(1, (os.cpu_count() or 1) // peers)
+
+
+def _evaluate(folder: RunFolder, peers: int) -> None:
+    """Say how the model does on held-out data and add it to the report, or say why not: the run is done either way."""
+    try:
+        say(f"  held-out  {_held_out(folder, peers)}")
+    except KeyboardInterrupt:
+        say("  held-out  not evaluated: interrupted")
+    except Exception as error:  # whatever it is, it must not cost the run its result
+        logger.debug("the evaluation failed", exc_info=True)
+        say(f"  held-out  not evaluated: {str(error) or repr(error)}")
+
+
+def _held_out(folder: RunFolder, peers: int) -> str:
+    from peers.basis_file import load_basis
+    from peers.evaluate import evaluate
+    from peers.opening import load_data
+
+    manifest = folder.open()[0]
+    report, config = json.loads(folder.report.read_text()), manifest.config
+    folders = [folder.peer(index) for index in range(peers)]
+    found = evaluate(config, manifest.run_id, report["steps"], folders, load_data(config), load_basis(config))
+    write_json(folder.report, report | {"held_out": asdict(found)})
+    return f"{found.loss:.4f} nats, {100 * found.accuracy:.2f} % of {found.targets:,} {config.task.unit} right"
 
 
 def _verify(folder: RunFolder, gradients: Path) -> int:

@@ -10,7 +10,7 @@ import typer
 
 from convergence.jobs import chosen_arms
 from convergence.plan import PlannedArm, choose_groups, read_plan
-from peers.cli.common import complain, say, set_up_logging
+from peers.cli.common import INTERRUPTED, complain, say, set_up_logging
 from protocol.errors import IsthmusError
 
 HERE = Path(__file__).resolve().parent
@@ -33,9 +33,6 @@ def main() -> None:
     except IsthmusError as error:
         complain(f"error: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        complain("interrupted: finished rows are kept, `run` goes on from there")
-        sys.exit(130)
 
 
 @app.command("run")
@@ -50,7 +47,12 @@ def run(
     from convergence import runner
 
     arms = _arms(plan, group, only)
-    say(f"{runner.run(arms, results, jobs)} rows trained; all of {len(arms)} arms are in {results}")
+    try:
+        trained = runner.run(arms, results, jobs)
+    except KeyboardInterrupt:
+        complain("interrupted: finished rows are kept, `run` goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
+    say(f"{trained} rows trained; all rows of {len(arms)} arms are in {results}")
 
 
 @app.command("list")

@@ -23,6 +23,9 @@ def say_list(arms: list[PlannedArm], path: Path, processes: int) -> None:
     seconds = seconds_left(left, done, processes)
     time = "of unknown length: no row like them is measured" if seconds is None else f"about {readable(seconds)}"
     say(f"{len(left)} rows left, {time} with {processes} jobs; sweeps whose best rate is at an edge take more")
+    used = sum(len(done.of(arm)) for arm in arms)
+    if len(done.rows) > used:
+        say(f"{len(done.rows) - used} rows are of no arm listed here: an arm or a default changed, or it is left out")
     if done.unread:
         say(f"{len(done.unread)} rows have configurations that this release cannot read; they are not used")
 

@@ -28,7 +28,7 @@ def draw(group: GroupSummary, name: str, path: Path) -> None:
     PLOTS[name](axes, group)
     axes.set(title=f"{group.name}: {axes.get_title()}")
     if axes.get_xscale() == "log":
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6, 8)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25, which="both")

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from convergence.plan import PlannedArm
 from convergence.results import Row
 from peers.cli.common import say
 from protocol.config import RunConfig
+from protocol.errors import RunFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +28,7 @@ def run(arms: list[PlannedArm], path: Path, processes: int) -> int:
 
     Raises:
         UserError: the results file is damaged, or the data is missing.
-        BrokenProcessPool: a worker was killed.
+        RunFailed: a worker was killed.
     """
     from convergence.training import train_row
 
@@ -43,12 +45,21 @@ def run(arms: list[PlannedArm], path: Path, processes: int) -> int:
                 return trained
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(future)
-                row = make_row(job.arm.group, job.arm.name, job.config, future.result(), commit)
+                row = make_row(job.arm.group, job.arm.name, job.config, _values(future), commit)
                 results.append(path, row)
                 done.add(row)
                 trained += 1
                 left = remaining_jobs(arms, done)
                 say(f"{_now()}  end    {job}  {describe(row)}{_left(left, seconds_left(left, done, processes))}")
+
+
+def _values(future: Future[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise RunFailed(
+            "a worker process was killed, perhaps for its memory: finished rows are kept; lower --jobs, and run again"
+        ) from error
 
 
 def make_row(group: str, arm: str, config: RunConfig, values: dict[str, Any], commit: str) -> Row:

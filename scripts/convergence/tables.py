@@ -17,7 +17,8 @@ from convergence.wire import codec_label, is_metered_otherwise
 def main_table(group: GroupSummary) -> str:
     """Each arm: what crosses, what it weighs, its loss, and the steps to the target."""
     head = (
-        "arm", "k", "codec", "B/token forward + backward", "vs dense bf16", "parameters", "AdamW state", "lr", "loss",
+        "arm", "k", "codec", "B/token forward + backward", "vs dense bf16", "parameters", "state",
+        "lr", "loss",
         "gap, nats", "gap, spreads", "steps to target",
     )  # fmt: skip
     return _table(head, [_main_row(group, arm) for arm in group.arms] + _waiting(group, len(head)))

@@ -57,10 +57,9 @@ def measure(engines: list[StageEngine], ids: np.ndarray) -> Wire:
 
 
 def declared(config: RunConfig) -> Wire:
-    """What the codecs of `config` declare for one of its microbatches, and the ids of a forward."""
-    rules = payload_rules(config)
-    forward, backward = (rules[kind].most / config.tokens_per_microbatch for kind in (Kind.FORWARD, Kind.BACKWARD))
-    return Wire(forward, backward)
+    """What the run's codecs declare, ids included; a bound where a payload is packed losslessly."""
+    rules, tokens = payload_rules(config), config.tokens_per_microbatch
+    return Wire(rules[Kind.FORWARD].most / tokens, rules[Kind.BACKWARD].most / tokens)
 
 
 def at_case(config: RunConfig, case: Case, microbatches: int) -> RunConfig:

@@ -111,6 +111,18 @@ def test_launch_verifies_reports_and_draws(isthmus: Run, small_toml: Path, tmp_p
     assert not (tmp_path / "run/gradients").exists()
     assert sorted(path.name for path in (tmp_path / "run/peers").iterdir()) == ["0", "1", "2"]
 
+    assert report["held_out"]["targets"] == 64 * 16 and report["held_out"]["loss"] < report["loss_first"]
+    assert f"held-out  {report['held_out']['loss']:.4f} nats, " in done.stdout and "tokens right" in done.stdout
+
+
+def test_launch_trains_on_images(
+    isthmus: Run, image_values: dict[str, Any], write_toml: Callable[..., Path], tmp_path: Path
+) -> None:
+    done = isthmus("launch", write_toml("images.toml", image_values), "--steps", 4, "--verify", "--dir", "run")
+    assert "bit for bit" in done.stdout and "of 388 images right" in done.stdout
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert report["tokens"] == 4 * 4 * 2 * 4 and report["verify"]["within"]
+
 
 def test_interrupt_then_resume_equals_undisturbed(
     isthmus: Run, start: Callable[..., Any], long_toml: Path, tmp_path: Path

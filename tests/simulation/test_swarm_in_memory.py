@@ -18,6 +18,7 @@ from compression.basis import random_basis
 from peers import coordinator_daemon, peer_daemon, stage_worker
 from peers.coordinator_daemon import CoordinatorDaemon
 from peers.discovery import fetch_manifest
+from peers.evaluate import evaluate
 from peers.memory_transport import MemoryNetwork
 from peers.opening import new_run
 from peers.peer_daemon import PeerDaemon
@@ -27,6 +28,7 @@ from peers.verify import verify
 from protocol.errors import RunFailed, UserError
 from protocol.invite import Invite
 from protocol.membership import End
+from protocol.reference import Evaluation, ReferenceRun
 
 MOVING = {"basis": "moving", "move_every": 2, "move_rate": 0.3}
 
@@ -170,6 +172,8 @@ def test_a_basis_moves_exactly_over_a_bad_network(
     bases = [[kept_basis(tmp_path, peer, step) for peer in range(3)] for step in (6, 7)]
     assert all(torch.equal(basis, of_step[0]) for of_step in bases for basis in of_step)
     assert (bases[0][0] - random_basis(32, 4, 7)).norm() > 0.1
+    folders, run_id = [tmp_path / "peers" / str(index) for index in range(3)], RunFolder(tmp_path).open()[0].run_id
+    assert evaluate(run.config, run_id, 7, folders, run.tokens) == one_process(run, 7)
 
 
 def kept_basis(root: Path, peer: int, step: int) -> torch.Tensor:
@@ -221,6 +225,8 @@ def test_a_given_basis(small_run: Callable[..., Any], tmp_path: Path) -> None:
     assert (difference.loss, difference.gradient) == (0.0, 0.0)
     other = verify(run.config, run.tokens, tmp_path / "gradients", 3, lambda _: None, basis_DK=random_basis(32, 4, 98))
     assert not other.within
+    folders, run_id = [tmp_path / "peers" / str(index) for index in range(3)], RunFolder(tmp_path).open()[0].run_id
+    assert evaluate(run.config, run_id, 3, folders, run.tokens, given) == one_process(run, 3, given)
     manifest, key = new_run(run.config, run.tokens, given)
     invite = Invite(manifest.run_id, key.public, ("/memory/x/p2p/x",))
 
@@ -231,6 +237,39 @@ def test_a_given_basis(small_run: Callable[..., Any], tmp_path: Path) -> None:
 
     asyncio.run(build(random_basis(32, 4, 98)))
     asyncio.run(build(None))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_images_over_a_bad_network_equal_one_process(seed: int, image_run: Any, tmp_path: Path) -> None:
+    """Nothing in the daemons asks what the integers beside the coordinates stand for."""
+    run = image_run
+    network = MemoryNetwork(seed, delay=(0.0, 0.02), loss=0.05, reorder=0.2, duplicate=0.1)
+    end, _, results = asyncio.run(Swarm(run, tmp_path, network, 6, gradients=tmp_path / "gradients").train())
+    assert (end.step, end.failed) == (6, False), (end, results)
+    difference = verify(run.config, run.tokens, tmp_path / "gradients", 6, lambda _: None)
+    assert (difference.loss, difference.gradient) == (0.0, 0.0), f"seed {seed}: {difference}"
+    folders = [tmp_path / "peers" / str(index) for index in range(3)]
+    run_id = RunFolder(tmp_path).open()[0].run_id
+    assert evaluate(run.config, run_id, 6, folders, run.tokens) == one_process(run, 6)
+
+
+def one_process(run: Any, steps: int, basis_DK: torch.Tensor | None = None) -> Evaluation:
+    """What a process that holds the whole model reaches on the held-out data."""
+    reference = ReferenceRun(run.config, basis_DK)
+    for step in range(1, steps + 1):
+        reference.step(step, [run.tokens.microbatch(run.config, step, m) for m in range(run.config.train.microbatches)])
+    return reference.evaluate(run.tokens.held_out_microbatches(run.config))
+
+
+def test_images_send_a_byte_for_each_label(image_run: Any, tmp_path: Path) -> None:
+    asyncio.run(Swarm(image_run, tmp_path, MemoryNetwork(1), 2).train())
+    report = json.loads((tmp_path / "report.json").read_text())
+    train, rank = image_run.config.train, image_run.config.boundary.rank
+    crossings = 2 * train.microbatches * 2  # steps, microbatches, boundaries
+    coordinates = train.microbatch_size * 4 * rank * 4  # four patches, float32
+    assert report["wire"]["forward_payload_bytes"] == crossings * (coordinates + train.microbatch_size)
+    assert report["wire"]["backward_payload_bytes"] == crossings * coordinates
+    assert report["tokens"] == 2 * train.microbatches * train.microbatch_size * 4
 
 
 def test_recompute_changes_no_loss(small_run: Callable[..., Any], tmp_path: Path) -> None:

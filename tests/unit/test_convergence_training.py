@@ -39,7 +39,10 @@ def test_a_row_is_the_reference_run_and_repeats_to_the_last_bit(small_run: Calla
 
 
 def test_bytes_are_what_the_stages_send(small_run: Callable[..., Any]) -> None:
-    """k = 4 in int4: a scale of 1 byte and 2 of digits, 4 bytes once for all scales; ids of 2 bytes, 17 for 16 tokens; gradients in bfloat16."""
+    """k = 4 in int4: a scale of 1 byte, 2 of digits, and 4 bytes for all scales of the 32 tokens.
+
+    Gradients in bfloat16; ids of 2 bytes, 17 for 16 tokens.
+    """
     config = small_run(boundary={"codec": "int4", "gradient_codec": "bfloat16"}, train={"steps": 3}).config
     row = train_row(config)
     assert row["wire"] == {"forward": 3 + 4 / 32 + 2 * 17 / 16, "backward": 8.0}

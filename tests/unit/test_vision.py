@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from compression.basis import random_basis
 from peers.data.images import load_images
 from protocol.config import RunConfig, parse_config
 from protocol.errors import RemoteError
@@ -21,7 +22,7 @@ from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
 
 BATCH, MICROBATCHES = 3, 2
-FORMS = ("bottleneck", "reparam", "none")
+FORMS = ("bottleneck", "projected", "reparam", "none")
 
 
 def run_config(
@@ -156,6 +157,18 @@ def test_patches_have_no_order_but_that_of_the_tables(form: str) -> None:
             stage.boundary.fixed_VD.copy_(stage.boundary.fixed_VD[order])
     assert torch.allclose(logits(stages, pixels), logits(others, exchanged), atol=1e-4)
     assert not torch.allclose(logits(stages, pixels), logits(stages, exchanged), atol=1e-2)
+
+
+def test_form_projected_keeps_the_patches_inside_the_span() -> None:
+    config = run_config("projected")
+    reference = ReferenceRun(config)
+    for step in (1, 2, 3):
+        reference.step(step, [microbatch(step)])
+    weight, basis_DK = reference.state(0)["weight/patch_embedding.weight"], random_basis(16, 4, config.seed)
+    began = whole_model_names(Stage(config, 0))["patch_embedding.weight"].detach()
+    for patches_FD in (began, weight):
+        assert torch.allclose(patches_FD @ basis_DK @ basis_DK.T, patches_FD, atol=1e-6) and patches_FD.norm() > 0.1
+    assert not torch.allclose(began, weight, atol=1e-3)
 
 
 def test_every_patch_is_seen_by_the_class_token() -> None:
