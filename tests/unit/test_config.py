@@ -159,7 +159,8 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "optimizer": "muon", "momentum": 0.5, "stage_embedding": "bigram",
                           "basis": "file", "basis_path": "x"}  # fmt: skip
 BESIDE = {  # without which a value breaks a rule
-    "source": {"path": "x"}, "rotation": {"codec": "int4"}, "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
+    "source": {"path": "x"}, "rotation": {"codec": "int4"},
+    "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
 }  # fmt: skip
 
 
