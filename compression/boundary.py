@@ -58,7 +58,9 @@ class Form(StrEnum):
 
 
 class Boundary(nn.Module):
-    """Projects and rebuilds the residual stream. Holds no trainable parameter and saves nothing: all from the seed.
+    """Projects and rebuilds the residual stream. Holds no trainable parameter and saves nothing.
+
+    All is drawn from the seed, except a basis that is given.
 
     Attributes:
         basis_DK: U in the model's type; `exact_DK` is U in float32 on the CPU, whatever the model's type and device.
@@ -69,16 +71,31 @@ class Boundary(nn.Module):
     fixed_VD: torch.Tensor | None
 
     def __init__(
-        self, form: Form, dim: int, rank: int, vocab: int, seed: int, fixed_embedding: bool, scaled: bool = False
+        self,
+        form: Form,
+        dim: int,
+        rank: int,
+        vocab: int,
+        seed: int,
+        fixed_embedding: bool,
+        scaled: bool = False,
+        basis_DK: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self.width = rank if form.narrows else dim
         self.scale = math.sqrt(dim / rank) if scaled and form.narrows else 1.0
-        self.exact_DK = random_basis(dim, rank, seed) if form.narrows else None
-        basis = None if self.exact_DK is None else self.exact_DK.clone()
+        self.exact_DK: torch.Tensor | None = None
         fixed = normal((vocab, dim), FIXED_EMBEDDING_STD, seed, "fixed_embedding") if fixed_embedding else None
-        self.register_buffer("basis_DK", basis, persistent=False)
+        self.register_buffer("basis_DK", None, persistent=False)
         self.register_buffer("fixed_VD", fixed, persistent=False)
+        if form.narrows:
+            self.set_basis(random_basis(dim, rank, seed) if basis_DK is None else basis_DK)
+
+    def set_basis(self, basis_DK: torch.Tensor) -> None:
+        """Use `basis_DK`, orthonormal, float32 on the CPU, from now on."""
+        held = basis_DK if self.basis_DK is None else self.basis_DK
+        self.exact_DK = basis_DK
+        self.basis_DK = basis_DK.to(held.device, held.dtype, copy=True)
 
     def fixed(self, ids_BT: torch.Tensor) -> torch.Tensor | float:
         """The frozen part of the embedding, `[B, T, D]`, or 0.0 where the run has none."""

@@ -100,8 +100,10 @@ class CastCodec:
 
 
 def check_finite(x: torch.Tensor) -> None:
-    """Raises:
-    CodecError: `x` holds a NaN or an infinity.
+    """Refuse a NaN or an infinity.
+
+    Raises:
+        CodecError: `x` holds one.
     """
     if not torch.isfinite(x).all():
         raise CodecError(f"expected finite numbers, got NaN or infinity in a tensor of shape {tuple(x.shape)}")

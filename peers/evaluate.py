@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from peers.checkpoints import Checkpoints
 from peers.data.run_data import RunData
 from protocol.config import RunConfig
@@ -20,11 +22,19 @@ MOST_WORK = 5e12  # parameters x positions: about a minute on two cores
 _BYTES_PER_PARAMETER = 12  # a weight and two moments, in float32
 
 
-def evaluate(config: RunConfig, run_id: str, step: int, folders: Sequence[Path], data: RunData) -> Evaluation:
+def evaluate(
+    config: RunConfig,
+    run_id: str,
+    step: int,
+    folders: Sequence[Path],
+    data: RunData,
+    basis_DK: torch.Tensor | None = None,
+) -> Evaluation:
     """The model after `step`, on the held-out data.
 
     Args:
         folders: those of the peers, with their checkpoints.
+        basis_DK: of a run with `boundary.basis = "file"`.
 
     Raises:
         RunFailed: a stage has no checkpoint of `step` there, or the model is too large for this.
@@ -34,7 +44,7 @@ def evaluate(config: RunConfig, run_id: str, step: int, folders: Sequence[Path],
     holders = _holders(config, run_id, step, folders)
     size = sum(holder.size(stage, step) for stage, holder in enumerate(holders))
     _check_size(size, sum(map(len, microbatches)) * config.task.positions)
-    model = ReferenceRun(config)
+    model = ReferenceRun(config, basis_DK)
     for stage, holder in enumerate(holders):
         model.load(stage, holder.load(stage, step), step)
     return model.evaluate(microbatches)

@@ -6,12 +6,15 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
+from compression.basis import basis_fingerprint
 from peers.data.images import load_images
 from peers.data.run_data import RunData
 from peers.data.token_store import TokenStore, cache_folder, prepare
 from protocol.config import DataConfig, RunConfig
 from protocol.errors import UserError
-from protocol.manifest import Manifest, describe_difference
+from protocol.manifest import Manifest, describe_difference, describe_other_basis
 from protocol.signing import SigningKey
 from protocol.task import IMAGE_SOURCES
 
@@ -58,23 +61,39 @@ def load_tokens(
     return tokens
 
 
-def new_run(config: RunConfig, data: RunData) -> tuple[Manifest, SigningKey]:
-    """A new run's manifest, and the new key that signs it."""
-    key = SigningKey.generate()
-    return Manifest(config, data.fingerprint, data.unigram_loss, key.public, secrets.token_hex(8)), key
+def new_run(config: RunConfig, data: RunData, basis_DK: torch.Tensor | None = None) -> tuple[Manifest, SigningKey]:
+    """A new run's manifest, and the new key that signs it. `basis_DK`: of a run that is given one."""
+    key, nonce, basis = SigningKey.generate(), secrets.token_hex(8), _fingerprint(basis_DK)
+    return Manifest(config, data.fingerprint, data.unigram_loss, key.public, nonce, basis), key
 
 
-def check_resumed(manifest: Manifest, config: RunConfig | None, data: RunData) -> None:
+def check_resumed(
+    manifest: Manifest, config: RunConfig | None, data: RunData, basis_DK: torch.Tensor | None = None
+) -> None:
     """Check that a run to be resumed is still the same.
 
     Raises:
-        UserError: another configuration was given, or the data has changed.
+        UserError: another configuration was given, or the data or the given basis has changed.
     """
     if config is not None and config.hash() != manifest.config.hash():
         raise UserError(
             "the configuration differs from the one the run was begun with: leave the file out to resume, "
             "or start a new run in another folder"
         )
+    check_agreement(manifest, data, basis_DK)
+
+
+def check_agreement(manifest: Manifest, data: RunData, basis_DK: torch.Tensor | None) -> None:
+    """Check that what this machine has is what the run was begun with.
+
+    Raises:
+        UserError: the data or the given basis differ.
+    """
     difference = describe_difference(manifest, data.fingerprint)
+    difference = difference or describe_other_basis(manifest, _fingerprint(basis_DK))
     if difference:
         raise UserError(difference)
+
+
+def _fingerprint(basis_DK: torch.Tensor | None) -> str | None:
+    return None if basis_DK is None else basis_fingerprint(basis_DK)

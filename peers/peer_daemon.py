@@ -21,6 +21,7 @@ from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.data.run_data import RunData
+from peers.opening import check_agreement
 from peers.peer_options import PeerOptions
 from peers.stage_worker import StageWorker, WorkerParts
 from peers.step_reports import StepReport, WireTotals
@@ -37,9 +38,9 @@ from protocol.errors import BadFrame, IsthmusError, NetworkError, RemoteError, R
 from protocol.frame import Frame, Kind, control, parse_control
 from protocol.invite import Invite
 from protocol.join_request import join_message
-from protocol.manifest import Manifest, describe_difference
+from protocol.manifest import Manifest
 from protocol.membership import short_peer
-from protocol.model.payload import payload_rules
+from protocol.model.payload import PayloadCheck
 from protocol.records import VIEW
 from protocol.signing import open_record
 from protocol.stage_machine import Arrived, Stalled, ViewChanged
@@ -61,7 +62,7 @@ class PeerDaemon:
     """Serves one run through `transport`, as `invite` says, with `data`.
 
     Raises:
-        UserError: the data is not the run's.
+        UserError: the data or the given basis is not the run's.
     """
 
     def __init__(
@@ -73,9 +74,7 @@ class PeerDaemon:
         options: PeerOptions,
         say: Say = logger.info,
     ) -> None:
-        difference = describe_difference(manifest, data.fingerprint)
-        if difference:
-            raise UserError(difference)
+        check_agreement(manifest, data, options.basis_DK)
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._coordinator = invite.addresses[0].rsplit("/p2p/", 1)[-1]
         self._compute, self._background = ComputeThread(), Background()
@@ -89,9 +88,10 @@ class PeerDaemon:
             background=self._background,
             report=self._on_report,
             device=options.device,
+            basis_DK=options.basis_DK,
             gradients=options.gradients,
         )
-        self._payload_rules = payload_rules(config)
+        self._payload_check = PayloadCheck(config)
         self._worker: StageWorker | None = None
         self._early: list[tuple[str, Frame]] = []
         self._reports: list[StepReport] = []
@@ -143,8 +143,8 @@ class PeerDaemon:
     # Joining
 
     async def _join(self) -> None:
-        for kind, rule in self._payload_rules.items():
-            self._transport.limit(kind, rule.most)
+        for kind in (Kind.FORWARD, Kind.BACKWARD):
+            self._transport.limit(kind, self._payload_check.most(kind))
         await self._transport.connect(self._coordinator, self._invite.addresses)
         addresses, held = await self._transport.addresses(), self._parts.checkpoints.held()
         self._request = join_message(addresses, held, secrets.token_hex(8))
@@ -188,7 +188,7 @@ class PeerDaemon:
     def _on_tensor(self, peer: str, frame: Frame) -> None:
         header = frame.header
         try:
-            self._payload_rules[header.kind].check(header)
+            self._payload_check.check(header)
         except BadFrame as error:
             logger.warning("refused a tensor from %s: %s", short_peer(peer), error)
             return
@@ -196,7 +196,7 @@ class PeerDaemon:
             logger.warning("refused a tensor from %s: it is for stage %d", short_peer(peer), header.stage)
         elif self._worker is not None:
             self._worker.feed(_arrived(peer, frame))
-        elif len(self._early) < 4 * self._manifest.config.train.microbatches:
+        elif len(self._early) < 4 * (self._manifest.config.train.microbatches + 1):
             self._early.append((peer, frame))
 
     async def _on_control(self, peer: str, frame: Frame) -> None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """A peer's folder, its torch device, and where to keep each step's gradients (for `--verify`; None: nowhere)."""
+    """A peer's folder, its torch device, and what some runs need.
+
+    Attributes:
+        gradients: where to keep each step's gradients (for `--verify`; None: nowhere).
+        basis_DK: the basis of a run that is given one, as this machine has it.
+    """
 
     folder: Path
     device: str = "cpu"
     gradients: Path | None = None
+    basis_DK: torch.Tensor | None = None

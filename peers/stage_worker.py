@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 
 from peers.background import Background
@@ -23,11 +24,13 @@ from peers.data.run_data import RunData
 from peers.files import write_atomically
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
+from protocol.basis_microbatch import is_basis_microbatch, microbatches
 from protocol.config import RunConfig
 from protocol.errors import RemoteError
 from protocol.frame import Buffer, Frame, Header
 from protocol.membership import short_peer
 from protocol.model.engine import StageEngine
+from protocol.model.payload import BASIS_CODEC
 from protocol.schedule import learning_rate
 from protocol.stage_machine import (
     Compute,
@@ -59,6 +62,7 @@ class WorkerParts:
     background: Background
     report: Callable[[StepReport], None]
     device: str = "cpu"
+    basis_DK: torch.Tensor | None = None  # of a run with boundary.basis = "file"
     gradients: Path | None = None  # where to keep each step's gradients, for --verify
 
 
@@ -67,8 +71,10 @@ class StageWorker:
 
     def __init__(self, parts: WorkerParts, stage: int, applied: int) -> None:
         self._parts, self.stage = parts, stage
-        train = parts.config.train
-        self.machine = StageMachine(parts.transport.peer_id, train.microbatches, parts.config.pipeline.window, applied)
+        config = parts.config
+        self.machine = StageMachine(
+            parts.transport.peer_id, lambda step: microbatches(config, step), config.pipeline.window, applied
+        )
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Buffer | None] | None = None
@@ -109,7 +115,7 @@ class StageWorker:
 
     def _make_engine(self) -> StageEngine:
         parts = self._parts
-        engine = StageEngine(parts.config, self.stage, parts.device)
+        engine = StageEngine(parts.config, self.stage, parts.device, parts.basis_DK)
         if self.machine.applied:
             state = parts.checkpoints.load(self.stage, self.machine.applied)
             engine.load(state, self.machine.applied)
@@ -145,6 +151,8 @@ class StageWorker:
                 return self._forward(work)
             case Verb.BACKWARD:
                 assert self._engine is not None
+                if self._is_basis(work):
+                    return self._engine.backward_basis(work.payload)
                 return self._engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
             case _:
                 self._apply(work.step)
@@ -153,6 +161,8 @@ class StageWorker:
     def _forward(self, work: Compute) -> Buffer | None:
         assert self._engine is not None
         microbatch = work.action.microbatch
+        if self._is_basis(work):
+            return self._engine.forward_basis().payload
         if self.stage == 0:
             ids = self._parts.data.microbatch(self._parts.config, work.step, microbatch)
             forwarded = self._engine.forward_ids(work.step, microbatch, ids)
@@ -163,6 +173,9 @@ class StageWorker:
         if forwarded.loss is not None:
             self._losses[microbatch] = forwarded.loss
         return forwarded.payload
+
+    def _is_basis(self, work: Compute) -> bool:
+        return is_basis_microbatch(self._parts.config, work.step, work.action.microbatch)
 
     def _apply(self, step: int) -> None:
         assert self._engine is not None
@@ -191,7 +204,8 @@ class StageWorker:
 
     def _frame(self, send: Send) -> Frame:
         assert self._engine is not None
-        length, codec = len(send.payload), self._engine.codec_tag(send.kind)
+        is_basis = is_basis_microbatch(self._parts.config, send.step, send.microbatch)
+        length, codec = len(send.payload), BASIS_CODEC.tag if is_basis else self._engine.codec_tag(send.kind)
         header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, codec)
         return Frame(header, send.payload)
 

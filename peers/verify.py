@@ -48,17 +48,19 @@ def verify(
     steps: int,
     progress: Callable[[int], None],
     threads: int = 1,
+    basis_DK: torch.Tensor | None = None,
 ) -> Difference:
     """Train the reference for `steps` steps and compare it with what the peers kept in `gradients`.
 
     Args:
         threads: as many as each peer had; sums are then in the same order.
+        basis_DK: of a run with `boundary.basis = "file"`.
 
     Raises:
         RunFailed: a step or a parameter is missing on one of the two sides.
     """
     torch.set_num_threads(threads)
-    reference = ReferenceRun(config)
+    reference = ReferenceRun(config, basis_DK)
     loss_difference = gradient_difference = 0.0
     worst, parameters = "", 0
     for step in range(1, steps + 1):

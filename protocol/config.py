@@ -72,6 +72,12 @@ class BoundaryConfig(_Section):
         "inside span(U); reparam: output matrices U @ Z; none: dense",
     )
     rank: int = Field(16, ge=1, description="k: numbers per token that cross (unused by form none)")
+    basis: Literal["random", "file", "moving"] = Field(
+        "random", description="random: U from the seed; file: given; moving: from the seed, then toward the gradients"
+    )
+    basis_path: str | None = Field(None, description="safetensors or npy file with U, d x k, for basis file")
+    move_every: int = Field(100, ge=2, description="steps between two moves of a moving basis")
+    move_rate: float = Field(0.1, gt=0, le=1, description="how far a basis moves: the tangent of its largest angle")
     scaled_basis: bool = Field(
         False,
         description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
@@ -104,10 +110,10 @@ class BoundaryConfig(_Section):
 
     @model_validator(mode="after")
     def _stage_embedding_fits(self) -> BoundaryConfig:
-        if self.form == "projected" and self.stage_embedding == "low_rank":
+        if self.stage_embedding == "low_rank" and (self.form == "projected" or self.basis == "moving"):
             raise ValueError(
-                'expected stage_embedding = "table" or "bigram" with form = "projected", whose rows are kept inside '
-                'span(U), got "low_rank": set form = "reparam" for a confined stream with it'
+                'expected stage_embedding = "table" or "bigram" with form = "projected" or basis = "moving", whose '
+                'rows lie in span(U), got "low_rank": set form = "reparam" and basis = "random" for a confined stream'
             )
         return self
 
@@ -118,6 +124,21 @@ class BoundaryConfig(_Section):
             raise ValueError(
                 f"expected an int* codec with rotation = {self.rotation!r}, got {' and '.join(sorted(names))}: set "
                 f'codec or gradient_codec to one, or rotation = "none"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _basis_fits(self) -> BoundaryConfig:
+        if self.basis == "file" and self.basis_path is None:
+            raise ValueError('expected a basis_path for basis = "file", got none: add basis_path = "FILE"')
+        if self.basis != "file" and self.basis_path is not None:
+            raise ValueError(f'expected basis_path only with basis = "file", got it with basis = "{self.basis}"')
+        if self.basis != "random" and self.form == "none":
+            raise ValueError(f'expected basis = "random" with form = "none", which has no basis, got "{self.basis}"')
+        if self.basis == "moving" and self.form not in ("projected", "reparam"):
+            raise ValueError(
+                f'expected form = "projected" or "reparam" for basis = "moving", got "{self.form}": only what is '
+                'confined to a basis can follow it; set basis = "random"'
             )
         return self
 
@@ -230,6 +251,11 @@ class RunConfig(_Section):
     def boundary_width(self) -> int:
         """Numbers per token that cross: k, or d for form none."""
         return self.model.dim if self.boundary.form == "none" else self.boundary.rank
+
+    @property
+    def moves_basis(self) -> bool:
+        """Whether the basis moves; in a run of one stage nothing crosses, and there is nothing to gather."""
+        return self.boundary.basis == "moving" and self.pipeline.stages > 1
 
     def hash(self) -> str:
         """SHA-256 of the configuration in canonical JSON, hexadecimal."""

@@ -24,14 +24,32 @@ from typing import Any
 import torch
 
 from compression.basis import inside
+from compression.grassmann import overlap
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What must lie in the span of `basis_DK`, float32: parameters by name, with their axis of length D."""
+    """What must lie in the span of a basis.
+
+    Attributes:
+        basis_DK: float32.
+        axes: parameters by name, with the axis along which the stream lies.
+        full_size: that axis has length D; otherwise K, and the parameters are coordinates.
+    """
 
     basis_DK: torch.Tensor
     axes: dict[str, int]
+    full_size: bool = True
+
+    def carried(self, x: torch.Tensor, axis: int, basis_DK: torch.Tensor) -> torch.Tensor:
+        """`x`, a parameter or its first moment, as near to itself as the span of the new `basis_DK` allows.
+
+        The nearest is the projection, U' U'^T W: of all that the new span can hold it changes the function least.
+        """
+        if self.full_size:
+            return inside(x, basis_DK.to(x.device, x.dtype), axis)
+        turn_KK = overlap(basis_DK, self.basis_DK).to(x.device, x.dtype)
+        return turn_KK @ x if axis == 0 else x @ turn_KK.T
 
 
 def shared_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

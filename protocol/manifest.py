@@ -20,6 +20,7 @@ class Manifest:
         data_fingerprint: SHA-256 of the tokenizer and the tokens, or of the images; a peer with other data is told.
         unigram_loss: nats per token of a model that knows only how often each token (or label) occurs; what to beat.
         nonce: random, so that two runs of one configuration have two ids.
+        basis_fingerprint: SHA-256 of the basis if it is given, else None; a peer with another one is told.
     """
 
     config: RunConfig
@@ -27,6 +28,7 @@ class Manifest:
     unigram_loss: float
     coordinator_key: str
     nonce: str
+    basis_fingerprint: str | None
     protocol_version: int = PROTOCOL_VERSION
 
     @property
@@ -84,4 +86,16 @@ def describe_difference(manifest: Manifest, fingerprint: str) -> str | None:
     return (
         f"this machine's data differs from the run's: expected {source} with fingerprint "
         f"{manifest.data_fingerprint[:16]}, got {fingerprint[:16]}; {hint}"
+    )
+
+
+def describe_other_basis(manifest: Manifest, fingerprint: str | None) -> str | None:
+    """Why a basis with `fingerprint` (None: no basis) is not the run's, for its owner; None if it is."""
+    wanted = manifest.basis_fingerprint
+    if fingerprint == wanted:
+        return None
+    expected, got = (f"fingerprint {f[:16]}" if f else "none given" for f in (wanted, fingerprint))
+    return (
+        f"this machine's basis differs from the run's: expected {expected}, got {got}; "
+        "copy the coordinator's file, and give its place with --basis"
     )

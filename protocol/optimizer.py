@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,20 +20,27 @@ from torch import nn
 from protocol.config import TrainConfig
 from protocol.confined_adamw import ConfinedAdamW, Confinement, shared_shape
 from protocol.errors import RunFailed
+from protocol.model.moving_basis import MovingBasis
 from protocol.muon import Muon
 from protocol.schedule import peak_fraction
 
 
 class StageOptimizer:
-    """Muon and AdamW over a stage's named parameters."""
+    """Muon and AdamW over a stage's named parameters. Where the basis moves, the switch is the last act of a step."""
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], train: TrainConfig, confined: Confinement | None = None
+        self,
+        parameters: dict[str, nn.Parameter],
+        train: TrainConfig,
+        confined: Confinement | None = None,
+        moving: MovingBasis | None = None,
     ) -> None:
         self._train = train
         self._parameters = parameters
         self._masters = {name: self._master(parameter) for name, parameter in parameters.items()}
-        self._axes = {} if confined is None else confined.axes
+        self._confinement, self._moving = confined, moving
+        full_size = confined if confined is not None and confined.full_size else None
+        self._axes = {} if full_size is None else full_size.axes
         settings: dict[str, Any] = {
             "lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon,
         }  # fmt: skip
@@ -40,7 +48,7 @@ class StageOptimizer:
         orthogonal = [name for name in free if train.optimizer == "muon" and _is_hidden_matrix(name, parameters[name])]
         elementwise = [name for name in free if name not in orthogonal]
         self._confined = (
-            None if confined is None else ConfinedAdamW(self._groups(self._axes), confined.basis_DK, **settings)
+            None if full_size is None else ConfinedAdamW(self._groups(self._axes), full_size.basis_DK, **settings)
         )
         self._optimizer_of: dict[str, torch.optim.Optimizer] = {}
         if elementwise:
@@ -105,8 +113,27 @@ class StageOptimizer:
             group["lr"] = group["peak"] * peak_fraction(step, self._train)
         for optimizer in self._optimizers:
             optimizer.step()
+        if self._moving is not None and self._moving.end_step():
+            self._carry(self._moving.basis_DK)
         self._write_back()
         return norm
+
+    @torch.no_grad()
+    def _carry(self, basis_DK: torch.Tensor) -> None:
+        """Take weights and first moments over to a new basis. Second moments stay, as columns do, beside their old."""
+        if self._confinement is None:
+            return
+        for name, axis in self._confinement.axes.items():
+            master = self._masters[name]
+            for x in (master, self._optimizer_of[name].state[master]["exp_avg"]):
+                x.copy_(self._confinement.carried(x, axis, basis_DK))
+        self._use(basis_DK)
+
+    def _use(self, basis_DK: torch.Tensor) -> None:
+        if self._confinement is not None:
+            self._confinement = replace(self._confinement, basis_DK=basis_DK)
+        if self._confined is not None:
+            self._confined.basis_DK = basis_DK.to(self._confined.basis_DK)
 
     def _write_back(self) -> None:
         with torch.no_grad():
@@ -116,8 +143,11 @@ class StageOptimizer:
                 parameter.grad = None
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights (the float32 copies where they exist) and moments, by `weight/NAME`, `moment1/NAME`, ..."""
-        state: dict[str, torch.Tensor] = {}
+        """Weights (the float32 copies where they exist) and moments, by `weight/NAME`, `moment1/NAME`, ...
+
+        Where the basis moves, it is there too, and at the last stage what it moves toward.
+        """
+        state = {} if self._moving is None else self._moving.state()
         for name, master in self._masters.items():
             moments = self._optimizer_of[name].state.get(master, {})
             state[f"weight/{name}"] = master.detach()
@@ -140,12 +170,12 @@ class StageOptimizer:
         Raises:
             ValueError: `state` is of other parameters; nothing was changed.
         """
-        expected = {f"{part}/{name}" for name in self._masters for part in ("weight", *self._moments_of(name))}
-        if set(state) != expected:
-            odd = sorted(expected ^ set(state))[:3]
+        expected = {key: tuple(tensor.shape) for key, tensor in self.state().items()}
+        if set(state) != set(expected):
+            odd = sorted(set(expected) ^ set(state))[:3]
             raise ValueError(f"expected the state of {len(self._masters)} parameters; missing or unknown: {odd}")
         for key, tensor in state.items():
-            wanted = self._shape(*key.split("/", 1))
+            wanted = expected[key]
             if tuple(tensor.shape) != wanted:
                 raise ValueError(f"expected {key} of shape {wanted}, got {tuple(tensor.shape)}")
         with torch.no_grad():
@@ -156,6 +186,9 @@ class StageOptimizer:
                     for part, held in self._moments_of(name).items()
                 }
                 self._optimizer_of[name].state[master] = {"step": torch.tensor(float(step)), **moments}
+        if self._moving is not None:
+            self._moving.load(state)
+            self._use(self._moving.basis_DK)
         self._write_back()
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from compression.codec import Rounding, wire_round_trip
+from protocol.basis_microbatch import is_moving_step
 from protocol.config import RunConfig
 from protocol.model.engine import gradient_rounding
 from protocol.model.payload import codecs
@@ -32,11 +33,12 @@ class Evaluation:
 class ReferenceRun:
     """The whole model in one process, trained on the same microbatches with the same optimiser."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, basis_DK: torch.Tensor | None = None) -> None:
         self._config = config
-        self._stages = [Stage(config, index) for index in range(config.pipeline.stages)]
+        self._stages = [Stage(config, index, basis_DK) for index in range(config.pipeline.stages)]
         self._optimizers = [
-            StageOptimizer(whole_model_names(stage), config.train, confinement(stage)) for stage in self._stages
+            StageOptimizer(whole_model_names(stage), config.train, confinement(stage), stage.moving)
+            for stage in self._stages
         ]
         self._codecs = codecs(config)
 
@@ -108,6 +110,8 @@ class ReferenceRun:
             loss = self.loss(ids, step, microbatch)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
+        if is_moving_step(self._config, step):
+            self._decide_basis()
         gradients: dict[str, torch.Tensor] = {}
         for stage, optimizer in zip(self._stages, self._optimizers, strict=True):
             optimizer.average(len(microbatches))
@@ -115,6 +119,12 @@ class ReferenceRun:
             gradients |= {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
             optimizer.apply(step)
         return losses, gradients
+
+    def _decide_basis(self) -> None:
+        *others, last = [stage.moving for stage in self._stages if stage.moving is not None]
+        basis_DK = last.decide()
+        for moving in others:
+            moving.take(basis_DK)
 
     def state(self, index: int) -> dict[str, torch.Tensor]:
         """Weights and optimiser moments of stage `index`, as `StageEngine.load` takes them."""

@@ -22,6 +22,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,9 +117,9 @@ Effect = Compute | Send | Refuse | StepApplied
 
 
 class StageMachine:
-    """The protocol state of `peer`, which has applied `applied` steps and sees `microbatches` in each."""
+    """The protocol state of `peer`, which has applied `applied` steps. `microbatches(step)` is how many a step has."""
 
-    def __init__(self, peer: str, microbatches: int, window: int, applied: int = 0) -> None:
+    def __init__(self, peer: str, microbatches: Callable[[int], int], window: int, applied: int = 0) -> None:
         self.peer, self.applied = peer, applied
         self.view: View | None = None
         self.stage = -1
@@ -153,7 +154,7 @@ class StageMachine:
             return "a view"
         if self.step is None or self._busy:
             return "nothing"
-        for microbatch in range(self._microbatches):
+        for microbatch in range(self._microbatches(self.step.step)):
             if microbatch in self.step and self.step.phase(microbatch) in (Phase.WAITING, Phase.FORWARDED):
                 forward = self.step.phase(microbatch) is Phase.WAITING
                 word, stage = ("coordinates", self.stage - 1) if forward else ("gradient", self.stage + 1)
@@ -180,8 +181,9 @@ class StageMachine:
             return self._hold(event)
         if event.view < self.view.number:
             return [Refuse(event.peer, f"view {event.view} is over, the newest is {self.view.number}")]
-        if not 0 <= event.microbatch < self._microbatches:
-            return [Refuse(event.peer, f"microbatch {event.microbatch} is not in 0..{self._microbatches - 1}")]
+        most = self._microbatches(event.step) - 1
+        if not 0 <= event.microbatch <= most:
+            return [Refuse(event.peer, f"microbatch {event.microbatch} of step {event.step} is not in 0..{most}")]
         refusal = self._misrouted(event)
         if refusal:
             return [Refuse(event.peer, refusal)]
@@ -234,7 +236,7 @@ class StageMachine:
 
     def _routed(self, step: int) -> list[int]:
         assert self.view is not None
-        return [m for m in range(self._microbatches) if route(self.view, step, m)[self.stage] == self.peer]
+        return [m for m in range(self._microbatches(step)) if route(self.view, step, m)[self.stage] == self.peer]
 
     def _start_work(self) -> list[Effect]:
         if self._busy or self.step is None:
@@ -297,8 +299,9 @@ class StageMachine:
             return f"step {event.step} is too early here: {self.applied} steps are applied"
         if self.view is not None and self.view.stage_of(event.peer) is None:
             return f"view {event.view} is not known here, and its sender is not in view {self.view.number}"
+        two_steps = self._microbatches(self.applied + 1) + self._microbatches(self.applied + 2)
         from_peer = sum(peer == event.peer for peer, *_ in self._early)
-        if from_peer >= 2 * self._microbatches or len(self._early) >= 8 * self._microbatches:
+        if from_peer >= two_steps or len(self._early) >= 4 * two_steps:
             return f"no room for more frames that are too early: {from_peer} of this sender are held"
         return None
 

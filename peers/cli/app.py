@@ -90,6 +90,9 @@ def peer_join(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Where this machine has the run's tokenizer.json, if it uses a given one.")
     ] = None,
+    basis: Annotated[
+        Path | None, typer.Option(help="Where this machine has the run's basis, if it uses a given one.")
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
     host: Annotated[
@@ -108,7 +111,19 @@ def peer_join(
     from peers.cli import peer as command
 
     options = command.JoinOptions(
-        dir, data, tokenizer, device, threads, host, port, announce, no_listen, keep_gradients, verbose, with_parent
+        dir,
+        data,
+        tokenizer,
+        basis,
+        device,
+        threads,
+        host,
+        port,
+        announce,
+        no_listen,
+        keep_gradients,
+        verbose,
+        with_parent,
     )
     raise typer.Exit(command.join(invite, options))
 

@@ -81,6 +81,7 @@ def start(run: Path | None, options: StartOptions) -> int:
 
 
 def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resumed: bool) -> Opened:
+    from peers.basis_file import load_basis
     from peers.opening import check_resumed, load_data, new_run
 
     manifest_and_key = folder.open() if resumed else None
@@ -88,11 +89,11 @@ def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resume
     assert effective is not None
     if steps is not None and steps > effective.train.steps:
         raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
-    data = load_data(effective, say=say)
+    data, basis_DK = load_data(effective, say=say), load_basis(effective)
     if manifest_and_key is None:
-        manifest_and_key = new_run(effective, data)
+        manifest_and_key = new_run(effective, data, basis_DK)
     else:
-        check_resumed(manifest_and_key[0], config, data)
+        check_resumed(manifest_and_key[0], config, data, basis_DK)
     return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
 
 

@@ -105,18 +105,20 @@ def _evaluate(folder: RunFolder, peers: int) -> None:
 
 
 def _held_out(folder: RunFolder, peers: int) -> str:
+    from peers.basis_file import load_basis
     from peers.evaluate import evaluate
     from peers.opening import load_data
 
     manifest = folder.open()[0]
     report, config = json.loads(folder.report.read_text()), manifest.config
     folders = [folder.peer(index) for index in range(peers)]
-    found = evaluate(config, manifest.run_id, report["steps"], folders, load_data(config))
+    found = evaluate(config, manifest.run_id, report["steps"], folders, load_data(config), load_basis(config))
     write_json(folder.report, report | {"held_out": asdict(found)})
     return f"{found.loss:.4f} nats, {100 * found.accuracy:.2f} % of {found.targets:,} {config.task.unit} right"
 
 
 def _verify(folder: RunFolder, gradients: Path) -> int:
+    from peers.basis_file import load_basis
     from peers.opening import load_data
     from peers.verify import TOLERANCE, verify
 
@@ -132,6 +134,7 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
             report["steps"],
             lambda step: bar.update(task, completed=step),
             _threads(config.pipeline.stages),
+            load_basis(config),
         )
     report["verify"] = {
         "max_loss_diff": difference.loss,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class JoinOptions:
     directory: Path | None
     data: Path | None
     tokenizer: Path | None
+    basis: Path | None
     device: str
     threads: int | None
     host: str | None
@@ -72,6 +73,7 @@ def choose_device(device: str) -> str:
 
 
 async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: JoinOptions) -> int:
+    from peers.basis_file import load_basis
     from peers.discovery import fetch_manifest
     from peers.hivemind_transport import HivemindTransport
     from peers.opening import load_data
@@ -91,6 +93,7 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
         manifest = await fetch_manifest(transport, invite)
         say(f"run {manifest.run_id} found; folder {own.folder}, device {own.device}")
         data = await asyncio.to_thread(load_data, manifest.config, options.data, options.tokenizer, say)
+        own = replace(own, basis_DK=load_basis(manifest.config, options.basis))
         daemon = PeerDaemon(transport, invite, manifest, data, own, say)
         interrupted = asyncio.Event()
 

@@ -22,7 +22,7 @@ from compression.token_ids import decode_ids, encode_ids
 from protocol.config import RunConfig
 from protocol.errors import RemoteError, RunFailed
 from protocol.frame import Buffer, Kind
-from protocol.model.payload import codecs, coordinates_shape, ids_bytes, ids_shape
+from protocol.model.payload import BASIS_CODEC, codecs, coordinates_shape, ids_bytes, ids_shape
 from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 
@@ -47,10 +47,14 @@ class Forwarded:
 class StageEngine:
     """Stage `index` of a run on `device`: forward, backward, apply."""
 
-    def __init__(self, config: RunConfig, index: int, device: str = "cpu") -> None:
+    def __init__(
+        self, config: RunConfig, index: int, device: str = "cpu", basis_DK: torch.Tensor | None = None
+    ) -> None:
         self.config, self.device = config, torch.device(device)
-        self.stage = Stage(config, index).to(self.device)
-        self._optimizer = StageOptimizer(whole_model_names(self.stage), config.train, confinement(self.stage))
+        self.stage = Stage(config, index, basis_DK).to(self.device)
+        self._optimizer = StageOptimizer(
+            whole_model_names(self.stage), config.train, confinement(self.stage), self.stage.moving
+        )
         self._codecs = codecs(config)
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._task = config.task
@@ -92,6 +96,27 @@ class StageEngine:
         what = f"gradient of step {step}, microbatch {microbatch}"
         state = gradient_rounding(self.config.seed, self.stage.index, step, microbatch)
         return self._encode(self._codecs.gradient, kept.coordinates.grad, what, state)
+
+    def forward_basis(self) -> Forwarded:
+        """The forward of the basis microbatch, which carries nothing."""
+        return Forwarded(None if self.stage.is_last else b"", None)
+
+    def backward_basis(self, payload: Buffer | None) -> Buffer | None:
+        """Take the basis to switch to at `apply`, and pass it on bit for bit; at the last stage, decide it.
+
+        Raises:
+            RemoteError: the payload is no basis.
+        """
+        moving = self.stage.moving
+        assert moving is not None
+        if payload is None:
+            payload, _ = BASIS_CODEC.encode(moving.decide())
+        else:
+            try:
+                moving.take(BASIS_CODEC.decode(payload, moving.basis_DK.shape))
+            except ValueError as error:  # a CodecError is one
+                raise RemoteError(f"the next stage's basis: {error}") from error
+        return None if self.stage.is_first else bytes(payload)
 
     def average(self) -> dict[str, torch.Tensor]:
         """Average the step's gradients over its microbatches; returns them by parameter name, before clipping."""

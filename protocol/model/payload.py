@@ -1,17 +1,22 @@
 """What a tensor frame of a run carries: the codecs, the shapes, and the length that a header may state.
 
-A forward frame's payload is `ids | coordinates`, a backward frame's the gradient of the coordinates.
+A forward frame's payload is `ids | coordinates`, a backward frame's the gradient of the coordinates. Those of the basis
+microbatch (`protocol.basis_microbatch`) are empty forward, and the basis backward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compression.registry import CodecOptions, CodecSet
+from compression.codec import CastCodec
+from compression.registry import CASTS, CodecOptions, CodecSet
 from compression.token_ids import id_bytes
+from protocol.basis_microbatch import basis_payload_bytes, is_basis_microbatch
 from protocol.config import RunConfig
 from protocol.errors import BadFrame
 from protocol.frame import Header, Kind
+
+BASIS_CODEC = CastCodec("float32", *CASTS["float32"])  # whatever the run's: all stages must have the same bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,10 @@ class PayloadRule:
     exact: bool
 
     def check(self, header: Header) -> None:
-        """Raises:
-        BadFrame: `header` names another codec, or states a length that this codec does not make.
+        """Look at an incoming header before its payload is decoded.
+
+        Raises:
+            BadFrame: it names another codec, or states a length that this codec does not make.
         """
         fits = header.length == self.most if self.exact else header.length <= self.most
         if header.codec != self.codec or not fits:
@@ -64,6 +71,27 @@ def payload_rules(config: RunConfig) -> dict[Kind, PayloadRule]:
     for kind, codec, ids in ((Kind.FORWARD, run.forward, ids_bytes(config)), (Kind.BACKWARD, run.gradient, 0)):
         rules[kind] = PayloadRule(codec.tag, ids + codec.payload_bytes(shape), codec.exact_size)
     return rules
+
+
+class PayloadCheck:
+    """The rules of all tensor frames of a run, those of the basis microbatch among them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config, self._rules = config, payload_rules(config)
+        self._basis = {
+            kind: PayloadRule(BASIS_CODEC.tag, basis_payload_bytes(config, kind), exact=True) for kind in self._rules
+        }
+
+    def most(self, kind: Kind) -> int:
+        """The most bytes of any frame of `kind`."""
+        return max(self._rules[kind].most, self._basis[kind].most)
+
+    def check(self, header: Header) -> None:
+        """Raises:
+        BadFrame: see `PayloadRule.check`.
+        """
+        is_basis = is_basis_microbatch(self._config, header.step, header.microbatch)
+        (self._basis if is_basis else self._rules)[header.kind].check(header)
 
 
 def ids_shape(config: RunConfig) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from protocol.config import RunConfig
 from protocol.confined_adamw import Confinement
 from protocol.model.families import FAMILIES, Family
 from protocol.model.layers import Layer
+from protocol.model.moving_basis import MovingBasis
 from protocol.model.stage_embedding import stage_embedding
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -40,15 +41,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Stage(nn.Module):
     """Stage `index` of the run's model, on the CPU, with its seeded initial weights.
 
+    Args:
+        basis_DK: the basis of a run with `boundary.basis = "file"`.
+
     Raises:
-        ValueError: no such stage.
+        ValueError: no such stage, or no basis for a run that is given one.
     """
 
-    def __init__(self, config: RunConfig, index: int) -> None:
+    def __init__(self, config: RunConfig, index: int, basis_DK: torch.Tensor | None = None) -> None:
         super().__init__()
         stages, model = config.pipeline.stages, config.model
         if not 0 <= index < stages:
             raise ValueError(f"expected a stage in 0..{stages - 1}, got {index}")
+        if (config.boundary.basis == "file") is not (basis_DK is not None):
+            raise ValueError(f'expected a basis exactly with boundary.basis = "file", got "{config.boundary.basis}"')
         self.index, self.is_first, self.is_last = index, index == 0, index == stages - 1
         form = Form(config.boundary.form)
         task = config.task
@@ -61,7 +67,10 @@ class Stage(nn.Module):
             config.seed,
             config.boundary.fixed_embedding,
             config.boundary.scaled_basis,
+            basis_DK,
         )
+        rate = config.boundary.move_rate
+        self.moving = MovingBasis(self.boundary, rate, self.is_last) if config.moves_basis else None
         # After the last boundary nothing crosses any more, so the last stage writes where it likes.
         self.confined = form.confines_writes and not self.is_last
         self.holds_coordinates = form.holds_coordinates and not self.is_last
@@ -87,6 +96,8 @@ class Stage(nn.Module):
             embedded: torch.Tensor = self.embedding(ids_BT)
             return embedded if self.patch_embedding is None else embedded + self.patch_embedding(inputs_BN)
         stream_BTW = c_BTK if self.holds_coordinates else self.boundary.rebuild(c_BTK)
+        if self.moving is not None:
+            self.moving.watch(stream_BTW)
         if hasattr(self, "embedding"):
             stream_BTW = stream_BTW + self.embedding(ids_BT)
         return stream_BTW
@@ -144,12 +155,12 @@ def whole_model_names(stage: Stage) -> dict[str, nn.Parameter]:
 
 
 def confinement(stage: Stage) -> Confinement | None:
-    """The parameters of full size that must stay inside span(U); None where the stage's form or place has none."""
+    """The parameters whose writes lie inside span(U); None where the stage's form or place has none."""
     basis_DK = stage.boundary.exact_DK
-    if basis_DK is None or not stage.confined or stage.holds_coordinates:
+    if basis_DK is None or not stage.confined:
         return None
     axes = {name: 1 if "embedding." in name else 0 for name in whole_model_names(stage) if _writes(name)}
-    return Confinement(basis_DK, axes)
+    return Confinement(basis_DK, axes, full_size=not stage.holds_coordinates)
 
 
 def _writes(name: str) -> bool:
@@ -172,7 +183,7 @@ def initialise(stage: Stage, seed: int) -> None:
                 continue
             std = FIXED_EMBEDDING_STD if name == lone_embedding else _initial_std(name, parameter)
             parameter.copy_(normal(parameter.shape, std, seed, "weights", name)) if std else parameter.zero_()
-            if std and confined is not None and name in confined.axes:
+            if std and confined is not None and confined.full_size and name in confined.axes:
                 parameter.copy_(inside(parameter, confined.basis_DK, confined.axes[name]))
 
 

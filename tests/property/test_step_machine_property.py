@@ -131,7 +131,8 @@ def test_bytes_that_are_no_message_raise_bad_frame_and_nothing_else(raw: bytes) 
 class AnyNeighbours(RuleBasedStateMachine):
     """A stage machine among neighbours, honest and not, and a coordinator that changes its mind.
 
-    The routes stay what they are (this release serves each stage by the same peers to the end); all else may come.
+    Every third step has a microbatch more. The routes stay what they are (this release serves each stage by the same
+    peers to the end); all else may come.
     """
 
     @initialize(
@@ -149,7 +150,7 @@ class AnyNeighbours(RuleBasedStateMachine):
         self.stage = data.draw(st.integers(0, stages - 1))
         self.peer = f"s{self.stage}r0"
         self.microbatches, self.window = microbatches, window
-        self.machine = StageMachine(self.peer, microbatches, window, applied)
+        self.machine = StageMachine(self.peer, self.plan, window, applied)
         self.everyone = [r.peer for rs in self.layout for r in rs] + ["stranger"]
         self.view = View(0, applied + 1, 0, self.layout)
         self.running: Compute | None = None
@@ -178,10 +179,10 @@ class AnyNeighbours(RuleBasedStateMachine):
         if view < self.view.number or not welcome:
             assert [type(effect) for effect in effects] == [Refuse]
 
-    @rule(kind=TENSOR_KINDS, ahead=st.sampled_from([0, 1, 1, 1, 2]), later=st.booleans(), pick=st.integers(0, 3))
+    @rule(kind=TENSOR_KINDS, ahead=st.sampled_from([0, 1, 1, 1, 2]), later=st.booleans(), pick=st.integers(0, 4))
     def a_neighbour_sends(self, kind: Kind, ahead: int, later: bool, pick: int) -> None:
         """An honest frame: from the right peer, of about this step, under this view or, at times, the next."""
-        step, microbatch = self.applied + ahead, pick % self.microbatches
+        step, microbatch = self.applied + ahead, pick % self.plan(self.applied + ahead)
         sender = self.sender(kind, step, microbatch)
         if sender is None or step < 1:
             return
@@ -194,7 +195,7 @@ class AnyNeighbours(RuleBasedStateMachine):
     @precondition(lambda self: self.view.number > 0 and self.stage > 0)
     @rule()
     def all_inputs_of_the_step_come(self) -> None:
-        for microbatch in range(self.microbatches):
+        for microbatch in range(self.plan(self.applied + 1)):
             sender = route(self.view, self.applied + 1, microbatch)[self.stage - 1]
             self.feed(Arrived(sender, Kind.FORWARD, self.view.number, self.applied + 1, microbatch, "x"))
 
@@ -282,16 +283,20 @@ class AnyNeighbours(RuleBasedStateMachine):
         source = self.stage - 1 if kind is Kind.FORWARD else self.stage + 1
         return route(self.view, step, microbatch)[source] if 0 <= source < len(self.layout) else None
 
+    def plan(self, step: int) -> int:
+        return self.microbatches + (step % 3 == 0)
+
     def mine(self, step: int) -> list[int]:
-        return [m for m in range(self.microbatches) if route(self.view, step, m)[self.stage] == self.peer]
+        return [m for m in range(self.plan(step)) if route(self.view, step, m)[self.stage] == self.peer]
 
     @invariant()
     def memory_is_bounded(self) -> None:
         machine = self.machine
         held = Counter(peer for peer, *_ in machine._early)
-        assert held.total() <= 8 * self.microbatches and all(n <= 2 * self.microbatches for n in held.values())
-        assert len(machine._outbox) <= 2 * self.microbatches
-        assert len(machine._inputs) <= self.microbatches
+        most = self.microbatches + 1
+        assert held.total() <= 8 * most and all(n <= 2 * most for n in held.values())
+        assert len(machine._outbox) <= 2 * most
+        assert len(machine._inputs) <= most
         assert machine.step is None or machine.step.in_flight() <= self.window + 1
 
     @invariant()

@@ -11,8 +11,13 @@ and maps x to w_s * x. The last stage's loss is (y - target)^2 / 2. Two things m
     more so: a microbatch that is lost, repeated, swapped, or computed on other weights changes everything after it.
   - The modulus keeps numbers small, however many stages and steps there are.
 
+Every `move_every` steps the step has a basis microbatch, as `protocol.basis_microbatch` tells: the last stage answers
+it with a number made of all gradients of the steps applied since the last one, in their order; it goes up from stage to
+stage; and each stage multiplies its weight by it after the update of that step, neither earlier nor later.
+
 Replicas of a stage average at APPLY: the simulated APPLY of a replica ends when all replicas of its stage have begun
-theirs. `StageMachine` itself knows nothing of that.
+theirs, and they tell each other what they have gathered and the basis that one of them was sent. `StageMachine` itself
+knows nothing of that.
 """
 
 from __future__ import annotations
@@ -86,6 +91,7 @@ class Scenario:
         renumber: how many more views come that change nothing but their number.
         outages: how often the link of one pair of neighbours drops everything for a while, and then comes back.
         barrier: replicas of a stage average; without, each goes on alone (and equality is not checked).
+        move_every: every so many steps the basis moves; 0 for never.
         stall_timer: peers ask again when `protocol.stall.StallTimer` says so, and not simply every two seconds.
     """
 
@@ -103,6 +109,7 @@ class Scenario:
     renumber: int = 0
     outages: int = 0
     barrier: bool = True
+    move_every: int = 0
     stall_timer: bool = False
 
     @classmethod
@@ -125,7 +132,21 @@ class Scenario:
             renumber=rng.choice([0, 0, 1, 3]) if barrier else 0,
             outages=rng.choice([0, 0, 2]) if barrier else 0,
             barrier=barrier,
+            move_every=rng.choice([0, 2, 3]) if barrier else 0,
         )
+
+    def moves(self, step: int) -> bool:
+        """Whether the basis moves at the end of `step`."""
+        return self.move_every > 0 and step % self.move_every == 0
+
+    def count(self, step: int) -> int:
+        """The microbatches of `step`, the basis microbatch among them."""
+        return self.microbatches + self.moves(step)
+
+    @property
+    def most(self) -> int:
+        """Of any step."""
+        return self.microbatches + (self.move_every > 0)
 
     def command(self) -> str:
         """What replays it."""
@@ -160,10 +181,16 @@ def updated(weight: int, sums: list[int], microbatches: int) -> int:
     return (weight - RATE * sum(sums) * pow(microbatches, -1, PRIME)) % PRIME
 
 
+def new_basis(pulls: list[int]) -> int:
+    """What the basis moves to when the last stage's replicas have gathered `pulls`; never 0."""
+    return drawn_number("basis", *pulls) | 1
+
+
 def sequential(scenario: Scenario, view: View, last_step: int) -> dict[int, list[int]]:
     """The weights after each step from `scenario.applied` to `last_step`, by one plain loop."""
     weights = first_weights(scenario.seed, len(view.stages))
     after = {scenario.applied: list(weights)}
+    pulls = [0] * len(view.stages[-1])
     for step in range(scenario.applied + 1, last_step + 1):
         sums = [dict.fromkeys([r.peer for r in replicas], 0) for replicas in view.stages]
         for microbatch in range(scenario.microbatches):
@@ -176,6 +203,11 @@ def sequential(scenario: Scenario, view: View, last_step: int) -> dict[int, list
                 sums[stage][peer] = (MIX * sums[stage][peer] + gradient * inputs[stage]) % PRIME
                 gradient = gradient * weights[stage] % PRIME
         weights = [updated(w, list(s.values()), scenario.microbatches) for w, s in zip(weights, sums, strict=True)]
+        if scenario.moves(step):
+            weights = [w * new_basis(pulls) % PRIME for w in weights]
+            pulls = [0] * len(pulls)
+        else:
+            pulls = [(MIX * pull + s) % PRIME for pull, s in zip(pulls, sums[-1].values(), strict=True)]
         after[step] = list(weights)
     return after
 
@@ -188,11 +220,19 @@ class ToyStage:
     is_last: bool
     sum: int = 0
     inputs: dict[tuple[int, int], int] = field(default_factory=dict)
+    pull: int = 0
+    basis: int | None = None
 
     def forward(self, step: int, microbatch: int, x: int) -> int:
         assert (step, microbatch) not in self.inputs
         self.inputs[step, microbatch] = x
         return x * self.weight % PRIME
+
+    def end_step(self, weight: int, basis: int | None) -> None:
+        """The update is made; then the basis is switched, if there is a new one."""
+        self.weight = weight if basis is None else weight * basis % PRIME
+        self.pull = 0 if basis is not None else (MIX * self.pull + self.sum) % PRIME
+        self.sum, self.basis = 0, None
 
     def backward(self, step: int, microbatch: int, gradient: int) -> int:
         x = self.inputs.pop((step, microbatch))
@@ -238,7 +278,7 @@ class Simulation:
         self.peers = {
             replica.peer: Peer(
                 replica.peer,
-                StageMachine(replica.peer, scenario.microbatches, scenario.window, scenario.applied),
+                StageMachine(replica.peer, scenario.count, scenario.window, scenario.applied),
                 ToyStage(weights[stage], stage == len(stages) - 1),
                 timer(STALL_SECONDS, 0.0),
             )
@@ -400,8 +440,12 @@ class Simulation:
             weight = updated(peer.model.weight, [r.model.sum for r in replicas], self.scenario.microbatches)
             same = all(replica.model.weight == peer.model.weight for replica in replicas)
             self._check(same, f"the replicas of stage {peer.machine.stage} differ before {work}")
+            told = [replica.model.basis for replica in replicas if replica.model.basis is not None]
+            moves = self.scenario.moves(work.step)
+            self._check(len(told) == moves, f"the replicas of stage {peer.machine.stage} were told {told} at {work}")
+            self.counts["moves"] += moves
             for replica in replicas:
-                replica.model.weight, replica.model.sum = weight, 0
+                replica.model.end_step(weight, told[0] if told else None)
                 self._at(self._compute_time(), lambda replica=replica: self._compute_ends(replica))
 
     def _compute_ends(self, peer: Peer) -> None:
@@ -410,8 +454,10 @@ class Simulation:
         peer.computing = None
         self._feed(peer, Computed(work.action, self._compute(peer, work)))
 
-    def _compute(self, peer: Peer, work: Compute) -> int | None:
+    def _compute(self, peer: Peer, work: Compute) -> object:
         step, microbatch, model = work.step, work.action.microbatch, peer.model
+        if microbatch == self.scenario.microbatches:
+            return self._compute_basis(peer, work)
         x, target = sample(self.scenario.seed, step, microbatch)
         match work.action.verb:
             case Verb.FORWARD:
@@ -426,10 +472,18 @@ class Simulation:
                     model.weight, model.sum = updated(model.weight, [model.sum], self.scenario.microbatches), 0
                 return None
 
+    def _compute_basis(self, peer: Peer, work: Compute) -> object:
+        if work.action.verb is Verb.FORWARD:
+            return None if peer.model.is_last else ""
+        replicas = self.views[0].stages[-1]
+        pulls = [self.peers[replica.peer].model.pull for replica in replicas]
+        peer.model.basis = new_basis(pulls) if peer.model.is_last else work.payload
+        return None if peer.machine.stage == 0 else peer.model.basis
+
     # The rules
 
     def _check_bounds(self, peer: Peer) -> None:
-        machine, m, w = peer.machine, self.scenario.microbatches, self.scenario.window
+        machine, m, w = peer.machine, self.scenario.most, self.scenario.window
         kept, held = len(machine._outbox), len(machine._early)
         self._check(kept <= 2 * m, f"{peer.name} keeps {kept} of at most {2 * m} frames")
         self._check(held <= 8 * m, f"{peer.name} holds {held} of at most {8 * m} frames")
@@ -469,7 +523,7 @@ class Simulation:
     def _mine(self, peer: Peer, step: int) -> list[int]:
         stage = self.views[0].stage_of(peer.name)
         assert stage is not None
-        return [m for m in range(self.scenario.microbatches) if route(self.views[0], step, m)[stage] == peer.name]
+        return [m for m in range(self.scenario.count(step)) if route(self.views[0], step, m)[stage] == peer.name]
 
     def _check_end(self) -> None:
         last = self.last_step

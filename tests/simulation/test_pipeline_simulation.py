@@ -35,6 +35,7 @@ def test_every_seed_ends_with_the_weights_of_a_plain_loop() -> None:
     seen = run_all()
     assert seen["lost"] > SEEDS and seen["stalls"] > SEEDS and seen["mended"] > 50
     assert seen["of a newer view"] > 20 and seen["refused: old view"] > 20
+    assert seen["moves"] > SEEDS
 
 
 def test_a_stop_in_the_middle_ends_all_stages_at_the_same_step() -> None:
@@ -45,7 +46,7 @@ def test_a_stop_in_the_middle_ends_all_stages_at_the_same_step() -> None:
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_replicas_that_average_end_with_the_weights_of_a_plain_loop(stop: bool) -> None:
-    run_all(most_replicas=2, stop=stop)
+    assert run_all(most_replicas=2, stop=stop)["moves"] > SEEDS
 
 
 def test_replicas_that_go_their_own_ways_do_not_block_each_other() -> None:
@@ -75,6 +76,22 @@ def test_a_scenario_without_order_would_be_noticed() -> None:
             model.forward(number, microbatch, 10 + microbatch)
             model.backward(number, microbatch, 20 + microbatch)
     assert len({model.sum for model in stage}) == 4
+
+
+def test_a_basis_that_one_stage_takes_a_step_late_would_be_noticed() -> None:
+    scenario = replace(Scenario.drawn(5), move_every=2, steps=5, applied=0, replicas=(1, 1, 1))
+    Simulation(scenario).run()
+    broken = Simulation(scenario)
+    model = broken.peers["s1r0"].model
+    end_step, held = model.end_step, []
+
+    def late(weight: int, basis: int | None) -> None:
+        held.append(basis)
+        end_step(weight, held[-2] if len(held) > 1 else None)
+
+    model.end_step = late
+    with pytest.raises(simulator.SimulationFailed, match="another weight"):
+        broken.run()
 
 
 def test_a_failure_names_its_seed_and_the_command_that_replays_it() -> None:

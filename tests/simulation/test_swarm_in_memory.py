@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from compression.basis import random_basis
 from peers import coordinator_daemon, peer_daemon, stage_worker
 from peers.coordinator_daemon import CoordinatorDaemon
 from peers.discovery import fetch_manifest
@@ -27,6 +29,8 @@ from protocol.errors import RunFailed, UserError
 from protocol.invite import Invite
 from protocol.membership import End
 from protocol.reference import Evaluation, ReferenceRun
+
+MOVING = {"basis": "moving", "move_every": 2, "move_rate": 0.3}
 
 
 class Quiet:
@@ -62,6 +66,7 @@ class Swarm:
     resume: bool = False
     gradients: Path | None = None
     stop_after: int | None = None
+    basis_DK: torch.Tensor | None = None
 
     async def train(self) -> tuple[End, Quiet, list[Any]]:
         """Train to the end; the end, what was observed, and each peer's result."""
@@ -69,7 +74,7 @@ class Swarm:
         if self.resume:
             manifest, key = folder.open()
         else:
-            manifest, key = new_run(self.run.config, self.run.tokens)
+            manifest, key = new_run(self.run.config, self.run.tokens, self.basis_DK)
             folder.create(manifest, key)
         transport = self.network.join("coordinator")
         coordinator = CoordinatorDaemon(transport, manifest, key, folder, observer, self.last_step, self.resume)
@@ -87,7 +92,7 @@ class Swarm:
         transport = self.network.join(f"peer-{index}")
         try:
             manifest = await fetch_manifest(transport, invite)
-            options = PeerOptions(self.root / "peers" / str(index), gradients=self.gradients)
+            options = PeerOptions(self.root / "peers" / str(index), gradients=self.gradients, basis_DK=self.basis_DK)
             return await PeerDaemon(transport, invite, manifest, self.run.tokens, options).run()
         finally:
             await transport.close()
@@ -152,6 +157,88 @@ def test_exact_over_a_bad_network(
     assert (difference.loss, difference.gradient) == (0.0, 0.0), f"seed {seed}: {difference}"
 
 
+@pytest.mark.parametrize("form", ["projected", "reparam"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_basis_moves_exactly_over_a_bad_network(
+    form: str, seed: int, small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Several moves; a stage that switched a step early or late, or to other bits, would change gradients."""
+    run = small_run(boundary={"form": form, **MOVING}, checkpoint={"every": 3})
+    network = MemoryNetwork(seed, delay=(0.0, 0.02), loss=0.05, reorder=0.2, duplicate=0.1)
+    end, _, results = asyncio.run(Swarm(run, tmp_path, network, 7, gradients=tmp_path / "gradients").train())
+    assert (end.step, end.failed) == (7, False), (end, results)
+    difference = verify(run.config, run.tokens, tmp_path / "gradients", 7, lambda _: None)
+    assert (difference.loss, difference.gradient) == (0.0, 0.0), f"seed {seed}: {difference}"
+    bases = [[kept_basis(tmp_path, peer, step) for peer in range(3)] for step in (6, 7)]
+    assert all(torch.equal(basis, of_step[0]) for of_step in bases for basis in of_step)
+    assert (bases[0][0] - random_basis(32, 4, 7)).norm() > 0.1
+    folders, run_id = [tmp_path / "peers" / str(index) for index in range(3)], RunFolder(tmp_path).open()[0].run_id
+    assert evaluate(run.config, run_id, 7, folders, run.tokens) == one_process(run, 7)
+
+
+def kept_basis(root: Path, peer: int, step: int) -> torch.Tensor:
+    """The basis in the peer's checkpoint of `step`."""
+    (path,) = (root / "peers" / str(peer) / "checkpoints").glob(f"stage-*/step-{step:08d}.safetensors")
+    return load_file(path)["basis/U"]
+
+
+def test_a_move_costs_its_bytes_and_no_others(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    wires = []
+    for name, boundary in {"still": {}, "moving": MOVING}.items():
+        run = small_run(boundary={"form": "reparam", **boundary})
+        asyncio.run(Swarm(run, tmp_path / name, MemoryNetwork(1), 5).train())
+        wires.append(json.loads((tmp_path / name / "report.json").read_text())["wire"])
+    still, moving = wires
+    moves, boundaries = 2, 2
+    assert moving["forward_payload_bytes"] == still["forward_payload_bytes"]
+    assert moving["backward_payload_bytes"] - still["backward_payload_bytes"] == moves * boundaries * 32 * 4 * 4
+    assert moving["header_bytes"] - still["header_bytes"] == moves * boundaries * 2 * 20
+
+
+@pytest.mark.parametrize("form", ["projected", "reparam"])
+def test_stop_and_resume_across_moves_continue_exactly(
+    form: str, small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Some of what the last stage gathers for a move is gathered before the stop."""
+    run = small_run(train={"steps": 400}, boundary={"form": form, **MOVING, "move_every": 5})
+    end, _, _ = asyncio.run(Swarm(run, tmp_path / "a", MemoryNetwork(1), 8, stop_after=1).train())
+    assert not end.failed and 1 < end.step <= 8
+    last = end.step + 8
+    end, _, _ = asyncio.run(Swarm(run, tmp_path / "a", MemoryNetwork(2), last, resume=True).train())
+    asyncio.run(Swarm(run, tmp_path / "b", MemoryNetwork(1), last).train())
+    assert end.step == last and losses(tmp_path / "a") == losses(tmp_path / "b")
+    still = small_run(train={"steps": 400}, boundary={"form": form})
+    asyncio.run(Swarm(still, tmp_path / "still", MemoryNetwork(1), last).train())
+    assert losses(tmp_path / "still")[:5] == losses(tmp_path / "b")[:5]
+    assert losses(tmp_path / "still")[5] != losses(tmp_path / "b")[5], "the first move is at the end of step 5"
+
+
+def test_a_given_basis(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """All train with it; a peer that has another, or none, is told."""
+    given = random_basis(32, 4, 99)
+    save_file({"U": given}, tmp_path / "u.safetensors")
+    run = small_run(boundary={"basis": "file", "basis_path": str(tmp_path / "u.safetensors")})
+    swarm = Swarm(run, tmp_path, MemoryNetwork(1), 3, gradients=tmp_path / "gradients", basis_DK=given)
+    end, _, results = asyncio.run(swarm.train())
+    assert (end.step, end.failed) == (3, False), results
+    difference = verify(run.config, run.tokens, tmp_path / "gradients", 3, lambda _: None, basis_DK=given)
+    assert (difference.loss, difference.gradient) == (0.0, 0.0)
+    other = verify(run.config, run.tokens, tmp_path / "gradients", 3, lambda _: None, basis_DK=random_basis(32, 4, 98))
+    assert not other.within
+    folders, run_id = [tmp_path / "peers" / str(index) for index in range(3)], RunFolder(tmp_path).open()[0].run_id
+    assert evaluate(run.config, run_id, 3, folders, run.tokens, given) == one_process(run, 3, given)
+    manifest, key = new_run(run.config, run.tokens, given)
+    invite = Invite(manifest.run_id, key.public, ("/memory/x/p2p/x",))
+
+    async def build(basis_DK: torch.Tensor | None) -> None:
+        options = PeerOptions(tmp_path, basis_DK=basis_DK)
+        with pytest.raises(UserError, match=r"basis differs from the run's: expected fingerprint .*--basis"):
+            PeerDaemon(MemoryNetwork(1).join("p"), invite, manifest, run.tokens, options)
+
+    asyncio.run(build(random_basis(32, 4, 98)))
+    asyncio.run(build(None))
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_images_over_a_bad_network_equal_one_process(seed: int, image_run: Any, tmp_path: Path) -> None:
     """Nothing in the daemons asks what the integers beside the coordinates stand for."""
@@ -166,9 +253,9 @@ def test_images_over_a_bad_network_equal_one_process(seed: int, image_run: Any, 
     assert evaluate(run.config, run_id, 6, folders, run.tokens) == one_process(run, 6)
 
 
-def one_process(run: Any, steps: int) -> Evaluation:
+def one_process(run: Any, steps: int, basis_DK: torch.Tensor | None = None) -> Evaluation:
     """What a process that holds the whole model reaches on the held-out data."""
-    reference = ReferenceRun(run.config)
+    reference = ReferenceRun(run.config, basis_DK)
     for step in range(1, steps + 1):
         reference.step(step, [run.tokens.microbatch(run.config, step, m) for m in range(run.config.train.microbatches)])
     return reference.evaluate(run.tokens.held_out_microbatches(run.config))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "6ea3f35f08f62bf9e084e6a597275b2093d544ef0189bfeea24d9bd6312a1054"
+DEFAULT_HASH = "c5722c0facadfda88c1815d83490cbdc26dde53dbd141713e9daab7387be3e0e"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -55,6 +55,11 @@ def test_derived_numbers() -> None:
         ({"model": {"dtype": "float16"}}, "model.dtype: input should be 'float32' or 'bfloat16', got 'float16'"),
         ({"model": 5}, "model: input should be a valid dictionary or instance of ModelConfig, got 5"),
         ({"boundary": {"form": "svd"}}, "input should be 'bottleneck', 'projected', 'reparam' or 'none', got 'svd'"),
+        ({"boundary": {"basis": "file"}}, 'boundary: expected a basis_path for basis = "file", got none: add'),
+        ({"boundary": {"basis_path": "u.npy"}}, 'boundary: expected basis_path only with basis = "file", got it with'),
+        ({"boundary": {"basis": "moving"}}, 'expected form = "projected" or "reparam" for basis = "moving", got "bott'),
+        ({"boundary": {"basis": "moving", "form": "none"}}, 'expected basis = "random" with form = "none"'),
+        ({"boundary": {"move_every": 1}}, "boundary.move_every: input should be greater than or equal to 2, got 1"),
         ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
         ({"train": {"beta2": 1.0}}, "train.beta2: input should be less than 1, got 1.0"),
         ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: input should be a finite number, got nan"),
@@ -117,6 +122,8 @@ def test_a_mistake_is_the_users() -> None:
         {"model": {"dim": 8, "hidden": 1}, "boundary": {"rank": 1}},
         {"train": {"steps": 1, "warmup_steps": 0, "learning_rate": 1}},
         {"data": {"source": "jsonl", "path": "books"}},
+        {"boundary": {"basis": "file", "basis_path": "u.npy"}},
+        {"boundary": {"basis": "moving", "form": "projected", "move_every": 2, "move_rate": 1.0}},
         {"model": {"family": "vit", "patch": 8, "dim": 20}, "data": {"source": "digits"}},
         {"name": "a" * 40},
     ],
@@ -149,8 +156,12 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
                           "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
                           "lossless": "zstd", "family": "vit", "pooling": "class",
-                          "optimizer": "muon", "momentum": 0.5, "stage_embedding": "bigram"}  # fmt: skip
-BESIDE = {"source": {"path": "x"}, "rotation": {"codec": "int4"}}  # without which a value breaks a rule
+                          "optimizer": "muon", "momentum": 0.5, "stage_embedding": "bigram",
+                          "basis": "file", "basis_path": "x"}  # fmt: skip
+BESIDE = {  # without which a value breaks a rule
+    "source": {"path": "x"}, "rotation": {"codec": "int4"},
+    "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
+}  # fmt: skip
 
 
 def other_values() -> list[dict[str, Any]]:

@@ -77,7 +77,7 @@ def test_paths_for_images_that_need_none_are_refused(tmp_path) -> None:  # type:
 
 
 def test_other_images_are_told_with_a_way_out() -> None:
-    manifest = Manifest(run_config(), "a" * 64, 2.3, "k", "n")
+    manifest = Manifest(run_config(), "a" * 64, 2.3, "k", "n", None)
     told = describe_difference(manifest, "b" * 64) or ""
     assert "expected scikit-learn's digits with fingerprint aaaa" in told and "version of scikit-learn" in told
     assert describe_difference(manifest, "a" * 64) is None

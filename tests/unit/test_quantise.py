@@ -206,6 +206,15 @@ def test_clipping_is_chosen_block_by_block() -> None:
     assert ours < 0.95 * with_scale(largest) < 0.95 * with_scale(deviation)
 
 
+@pytest.mark.parametrize("name", QUANTISED)
+def test_the_smallest_scale_is_better_than_none(name: str) -> None:
+    """2^-17 is the smallest float8 scale beside a 1; 0.6 of it rounds to it, less than half of it to 0."""
+    x = torch.tensor([[1.0] * 8, [0.6 * 2**-17] * 8, [0.4 * 2**-17] * 8])
+    decoded = through(codec(name), x)
+    assert torch.equal(decoded[0], x[0]) and (decoded[1] > 0).all()
+    assert (decoded[2] > 0).all() if name in ("int6", "int8") else torch.equal(decoded[2], torch.zeros(8))
+
+
 @pytest.mark.parametrize(("name", "levels", "scale"), ARMS)
 def test_odd_magnitudes(name: str, levels: str, scale: str) -> None:
     arm = codec(name, levels=levels, scale=scale, block=4)

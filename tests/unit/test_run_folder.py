@@ -15,7 +15,7 @@ from protocol.manifest import Manifest
 from protocol.signing import SigningKey
 
 KEY = SigningKey(bytes(range(32)))
-MANIFEST = Manifest(RunConfig(name="isle"), "f" * 64, 5.5, KEY.public, "00ff")
+MANIFEST = Manifest(RunConfig(name="isle"), "f" * 64, 5.5, KEY.public, "00ff", None)
 
 
 @pytest.fixture

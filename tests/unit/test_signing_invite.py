@@ -172,7 +172,7 @@ def test_a_bad_invite_says_what_to_do(text: str, message: str) -> None:
 
 # The manifest
 
-MANIFEST_OF_DEFAULTS = Manifest(RunConfig(), "ab" * 32, 7.0123456789012345, KEY.public, "nonce")
+MANIFEST_OF_DEFAULTS = Manifest(RunConfig(), "ab" * 32, 7.0123456789012345, KEY.public, "nonce", None)
 
 
 def test_a_manifest_survives_signing_and_keeps_its_id() -> None:

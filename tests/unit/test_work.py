@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from protocol.frame import Kind
@@ -143,12 +145,17 @@ def test_the_outbox_keeps_until_told() -> None:
 # The machine's rules
 
 
+def always(microbatches: int) -> Callable[[int], int]:
+    """So many in every step."""
+    return lambda step: microbatches
+
+
 def view(number: int = 1, last_step: int = 2, stages: int = 3) -> View:
     return View(number, 1, last_step, tuple((Replica(f"p{stage}"),) for stage in range(stages)))
 
 
 def machine(stage: int, microbatches: int = 2, window: int = 4) -> StageMachine:
-    made = StageMachine(f"p{stage}", microbatches, window)
+    made = StageMachine(f"p{stage}", always(microbatches), window)
     made.handle(ViewChanged(view()))
     return made
 
@@ -211,7 +218,7 @@ def test_what_arrives_is_what_is_computed_on_and_what_was_made_is_what_is_sent()
 
 
 def test_a_single_stage_runs_alone_to_the_last_step() -> None:
-    alone = StageMachine("p0", 1, 1)
+    alone = StageMachine("p0", always(1), 1)
     effects = alone.handle(ViewChanged(view(stages=1)))
     seen = []
     while effects:
@@ -222,7 +229,7 @@ def test_a_single_stage_runs_alone_to_the_last_step() -> None:
 
 
 def test_nothing_happens_before_a_view_but_what_came_is_held() -> None:
-    early = StageMachine("p1", 2, 4)
+    early = StageMachine("p1", always(2), 4)
     assert early.handle(forward(0)) == [] and early.waits_for() == "a view"
     assert short(early.handle(ViewChanged(view()))) == ["F0"]
 
@@ -273,7 +280,7 @@ def test_repeats_change_nothing_in_any_phase() -> None:
         (forward(0, peer="p2"), "expected the forward of step 1, microbatch 0 at stage 1 from p0, it came from p2"),
         (gradient(0, peer="p0"), "expected the backward of step 1, microbatch 0 at stage 1 from p2, it came from p0"),
         (forward(0, number=0), "view 0 is over, the newest is 1"),
-        (forward(2), "microbatch 2 is not in 0..1"),
+        (forward(2), "microbatch 2 of step 1 is not in 0..1"),
         (forward(0, step=3), "step 3 is too early here: 0 steps are applied"),
     ],
 )
@@ -322,7 +329,7 @@ def test_an_old_view_or_one_without_this_peer_changes_nothing() -> None:
 
 
 def test_a_view_with_an_earlier_last_step_ends_the_run_there_and_a_later_one_goes_on() -> None:
-    last = StageMachine("p2", 1, 1)
+    last = StageMachine("p2", always(1), 1)
     last.handle(ViewChanged(view(1, last_step=9)))
     last.handle(forward(0, peer="p1"))
     last.handle(ViewChanged(view(2, last_step=1)))
@@ -335,7 +342,7 @@ def test_a_view_with_an_earlier_last_step_ends_the_run_there_and_a_later_one_goe
 
 
 def test_a_machine_that_resumes_starts_after_what_it_has_applied() -> None:
-    resumed = StageMachine("p0", 1, 1, applied=41)
+    resumed = StageMachine("p0", always(1), 1, applied=41)
     effects = resumed.handle(ViewChanged(View(1, 42, 50, ((Replica("p0"),), (Replica("p1"),)))))
     assert effects == [Compute(42, Action.parse("F0"))]
 
@@ -349,7 +356,7 @@ def test_held_frames_are_bounded_for_each_sender_and_a_refusal_says_so() -> None
 
 
 def test_held_frames_of_all_senders_are_bounded_before_the_first_view_too() -> None:
-    early = StageMachine("p1", 2, 4)
+    early = StageMachine("p1", always(2), 4)
     answers = [early.handle(forward(m, peer=f"stranger{n}")) for n in range(20) for m in range(2)]
     assert [short(answer) for answer in answers] == [[]] * 16 + [["REFUSE"]] * 24
 
@@ -368,8 +375,27 @@ def test_a_microbatch_that_a_new_view_moves_here_is_taken() -> None:
     before = View(1, 1, 9, ((Replica("p0"),), pair, (Replica("p2"),)))
     after = View(2, 1, 9, ((Replica("p0"),), pair[:1], (Replica("p2"),)))
     moved = [m for m in range(8) if route(before, 1, m)[1] == "q1"]
-    middle = StageMachine("p1", 8, 8)
+    middle = StageMachine("p1", always(8), 8)
     middle.handle(ViewChanged(before))
     assert short(middle.handle(forward(moved[0]))) == ["REFUSE"]
     middle.handle(ViewChanged(after))
     assert short(middle.handle(forward(moved[0], number=2))) == [f"F{moved[0]}"]
+
+
+def test_steps_may_have_different_numbers_of_microbatches() -> None:
+    """Step 2 has one more than the others; here and in what is held early."""
+    last = StageMachine("p2", lambda step: 2 if step == 2 else 1, 4)
+    last.handle(ViewChanged(view(1, last_step=9)))
+    assert short(last.handle(forward(1, peer="p1"))) == ["REFUSE"]
+    assert short(last.handle(forward(1, step=2, peer="p1"))) == []
+    assert short(last.handle(forward(0, peer="p1"))) == ["F0"]
+    assert short(last.handle(Computed(Action.parse("F0")))) == ["B0"]
+    last.handle(done("B0"))
+    assert short(last.handle(done("APPLY")))[-1] == "F1", "the one that was held"
+    last.handle(Computed(Action.parse("F1")))
+    assert "microbatch 0" in last.waits_for()
+    assert short(last.handle(forward(0, step=2, peer="p1"))) == ["F0"]
+    assert short(last.handle(Computed(Action.parse("F0")))) == ["B0"]
+    assert [short(last.handle(done(text)))[-1] for text in ("B0", "B1")] == ["B1", "APPLY"]
+    last.handle(done("APPLY"))
+    assert short(last.handle(forward(1, step=3, peer="p1"))) == ["REFUSE"]

@@ -1,0 +1,52 @@
+"""A given basis: the matrix U of `boundary.basis = "file"`, from a safetensors or an npy file.
+
+Every peer needs the same one. The manifest has its fingerprint, which is of the numbers, not of the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from compression.basis import check_basis
+from protocol.config import RunConfig
+from protocol.errors import UserError
+
+
+def load_basis(config: RunConfig, elsewhere: Path | None = None) -> torch.Tensor | None:
+    """The run's given basis, `[d, k]` float32; None where the run has none. `elsewhere` replaces the configured path.
+
+    Raises:
+        UserError: there is no such file, or it holds no orthonormal matrix of that shape.
+    """
+    if config.boundary.basis != "file":
+        if elsewhere is not None:
+            raise UserError(f"expected no --basis: this run's basis is {config.boundary.basis}, leave it out")
+        return None
+    path = elsewhere or Path(str(config.boundary.basis_path))
+    try:
+        basis_DK = _read(path).to(torch.float32).contiguous()
+        check_basis(basis_DK, config.model.dim, config.boundary.rank)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"expected the run's basis at {path}, there is no such file: give its place with --basis"
+        ) from error
+    except (ValueError, OSError, SafetensorError) as error:
+        raise UserError(f"the basis in {path}: {error}") from error
+    return basis_DK
+
+
+def _read(path: Path) -> torch.Tensor:
+    """The one matrix in `path`."""
+    if path.suffix == ".npy":
+        return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float64))
+    if path.suffix != ".safetensors":
+        raise ValueError(f"expected a file that ends in .npy or .safetensors, got {path.name}")
+    tensors = load_file(path)
+    if len(tensors) != 1:
+        raise ValueError(f"expected one tensor, got {len(tensors)}: {sorted(tensors)[:5]}")
+    return next(iter(tensors.values()))
