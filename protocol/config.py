@@ -186,8 +186,8 @@ class TrainConfig(_Section):
     weight_decay: float = Field(
         0.1,
         ge=0,
-        description="decoupled decay of matrices, times the step's rate (Muon's is matrix_step learning rates); none on "
-        "embeddings, norms",
+        description="decoupled decay of matrices, times the step's rate (Muon's is matrix_step learning rates); none "
+        "on embeddings and norms",
     )
     clip_norm: float = Field(1.0, ge=0, description="largest gradient norm of one *stage* (0: no clipping)")
 
