@@ -71,7 +71,7 @@ class BoundaryConfig(_Section):
         description="bottleneck: stages full-rank, the boundary narrows; projected: full-size output matrices kept "
         "inside span(U); reparam: output matrices U @ Z; none: dense",
     )
-    rank: int = Field(16, ge=1, description="k: numbers per token that cross (unused by form none)")
+    rank: int = Field(8, ge=1, description="k: numbers per token that cross (unused by form none)")
     basis: Literal["random", "file", "moving"] = Field(
         "random", description="random: U from the seed; file: given; moving: from the seed, then toward the gradients"
     )
@@ -83,7 +83,7 @@ class BoundaryConfig(_Section):
         description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
     )
     codec: CodecName = Field(
-        "bfloat16",
+        "int4",
         description="what each coordinate is on the wire; int*: quantised, rounded to nearest; topk: a baseline",
     )
     gradient_codec: CodecName | None = Field(
@@ -171,11 +171,11 @@ class TrainConfig(_Section):
     microbatch_size: int = Field(2, ge=1, description="B: sequences, or images, per microbatch")
     sequence_length: int = Field(128, ge=2, description="T: tokens per sequence of text (an image has its patches)")
     optimizer: Literal["adamw", "muon"] = Field(
-        "adamw",
+        "muon",
         description="muon: orthogonal steps for the layers' matrices, AdamW for the rest and for what form projected "
         "confines; adamw: for all",
     )
-    learning_rate: float = Field(3e-3, gt=0, description="peak learning rate")
+    learning_rate: float = Field(6e-3, gt=0, description="peak learning rate")
     matrix_step: float = Field(5.0, gt=0, description="Muon: spectral norm of a matrix's step, in learning rates")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")

@@ -37,6 +37,7 @@ class Arm(_Table):
     overrides: dict[str, Any] = Field(default_factory=dict, description="keys of a run's TOML, dotted or nested")
     learning_rates: tuple[float, ...] | None = Field(None, min_length=1, description="instead of the group's")
     horizons: tuple[int, ...] | None = Field(None, min_length=1, description="instead of the group's")
+    seeds: tuple[int, ...] | None = Field(None, min_length=1, description="instead of the group's")
 
 
 class Group(_Table):
@@ -157,7 +158,7 @@ def _planned(name: str, group: Group, arm: Arm) -> PlannedArm:
         description=arm.description,
         role=arm.role,
         learning_rates=tuple(sorted(set(arm.learning_rates or group.learning_rates))),
-        seeds=tuple(dict.fromkeys(group.seeds)),
+        seeds=tuple(dict.fromkeys(arm.seeds or group.seeds)),
         horizons=tuple(dict.fromkeys(arm.horizons or group.horizons)),
         extensions=group.extensions,
         values=values,

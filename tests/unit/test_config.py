@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "c5722c0facadfda88c1815d83490cbdc26dde53dbd141713e9daab7387be3e0e"
+DEFAULT_HASH = "46527d0f993e0ce5d6e75059f7a3e2fac48296ca6e2015e7abd0888c83480ca7"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -22,7 +22,7 @@ def test_the_defaults_are_a_valid_run() -> None:
 def test_derived_numbers() -> None:
     config = parse_config({"train": {"microbatches": 3, "microbatch_size": 5, "sequence_length": 7}}, "run.toml")
     assert (config.tokens_per_microbatch, config.tokens_per_step) == (35, 105)
-    assert config.boundary_width == 16
+    assert config.boundary_width == 8
     assert (config.task.positions, config.task.rows, config.task.carried) == (7, 4096, 8)
     assert parse_config({"boundary": {"form": "none"}}, "run.toml").boundary_width == 128
 
@@ -152,11 +152,11 @@ def test_the_hash_does_not_depend_on_how_a_value_was_written() -> None:
 
 OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field": "body", "tokenizer": "t.json",
                           "dtype": "bfloat16", "form": "reparam", "codec": "float32", "kv_heads": 2, "heads": 8,
-                          "rank": 8, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
+                          "rank": 16, "layers": 8, "stages": 2, "beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6,
                           "norm_epsilon": 1e-6, "final_learning_rate": 0.5, "gradient_codec": "int4",
                           "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
                           "lossless": "zstd", "family": "vit", "pooling": "class",
-                          "optimizer": "muon", "momentum": 0.5, "stage_embedding": "bigram",
+                          "optimizer": "adamw", "momentum": 0.5, "stage_embedding": "bigram",
                           "basis": "file", "basis_path": "x"}  # fmt: skip
 BESIDE = {  # without which a value breaks a rule
     "source": {"path": "x"}, "rotation": {"codec": "int4"},

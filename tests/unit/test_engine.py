@@ -445,7 +445,7 @@ def test_another_stages_state_is_refused(change: str) -> None:
     engines = chain(run_config())
     before, state = copied(engines[1].state()), copied(engines[1].state())
     if change == "missing":
-        del state["moment2/layers.1.attention.query.weight"]
+        del state["moment1/layers.1.attention.query.weight"]
     elif change == "unknown":
         state["weight/layers.9.x"] = torch.zeros(1)
     else:

@@ -15,7 +15,15 @@ from protocol.optimizer import StageOptimizer
 from protocol.schedule import learning_rate
 
 TRAIN = TrainConfig(
-    steps=10, warmup_steps=2, learning_rate=0.1, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.3, clip_norm=0.0
+    optimizer="adamw",
+    steps=10,
+    warmup_steps=2,
+    learning_rate=0.1,
+    beta1=0.8,
+    beta2=0.9,
+    epsilon=1e-3,
+    weight_decay=0.3,
+    clip_norm=0.0,
 )
 Parameters = dict[str, nn.Parameter]
 
