@@ -90,7 +90,11 @@ class BoundaryConfig(_Section):
         None, description="the same for gradients, where int* rounds at random and without bias; none: as codec"
     )
     block: int = Field(64, ge=1, description="most numbers of a token that share a scale, in int* codecs")
-    scale: Literal["bfloat16", "float8"] = Field("float8", description="type of the scales of int* codecs")
+    scale: Literal["bfloat16", "float8"] = Field(
+        "float8",
+        description="scales of int* codecs: bfloat16; float8: 5 bits of exponent, 3 of mantissa, no sign, in units of "
+        "a power of two a tensor",
+    )
     levels: Literal["uniform", "normal"] = Field(
         "normal", description="levels of int4, int3 and int2: normal: for Gaussian numbers; uniform: equally spaced"
     )
