@@ -3,14 +3,14 @@
     bfloat16   2 bytes each, no header
     float8     1 byte each, in units of one power of two a tensor, a float32 in front of them
 
-Both are a float32 cut after its first bits of mantissa, so that all is done on its bits, alike on every device. The byte
-of float8 has no sign, which scales do not need: 5 bits of exponent and 3 of mantissa, no infinity, no NaN, and 0 in place
-of its smallest number:
+Both are a float32 cut after its first bits of mantissa, so that all is done on its bits, alike on every device. The
+byte of float8 has no sign, which scales do not need: 5 bits of exponent and 3 of mantissa, no infinity, no NaN, and 0
+in place of its smallest number:
 
     byte b > 0 is (1 + (b mod 8) / 8) 2^(floor(b / 8) - 30) units
 
-The unit is a power of two so that it moves no mantissa: the scale of one token does not depend on the other tokens (which
-later tokens would break: the model is causal), unless it is 2^30 times smaller than the largest.
+The unit is a power of two so that it moves no mantissa: the scale of one token does not depend on the other tokens
+(which later tokens would break: the model is causal), unless it is 2^30 times smaller than the largest.
 """
 
 from __future__ import annotations
