@@ -17,7 +17,7 @@ from protocol.basis_microbatch import is_basis_microbatch, is_moving_step
 from protocol.basis_microbatch import microbatches as count
 from protocol.config import RunConfig, parse_config
 from protocol.confined_adamw import Confinement
-from protocol.errors import BadFrame, RemoteError
+from protocol.errors import BadFrame, RemoteError, RunFailed
 from protocol.frame import Header, Kind
 from protocol.model.engine import StageEngine
 from protocol.model.payload import PayloadCheck
@@ -229,6 +229,20 @@ def test_the_last_stage_gathers_what_it_would_see_without_a_boundary() -> None:
     train(engines, 3)
     assert torch.allclose(engines[2].state()["basis/pull"] - before, expected, rtol=1e-3, atol=1e-9)
     assert "basis/pull" not in engines[0].state()
+
+
+def test_gradients_whose_squares_overflow_end_the_run_before_they_are_applied() -> None:
+    """They are finite, as are those of the weights; a checkpoint that held their pull could never be resumed."""
+    last = chain(moving("reparam"))[2]
+    before = copied(last.state())
+    entry = torch.zeros(1, 2, 16, requires_grad=True)
+    assert last.stage.moving is not None
+    last.stage.moving.watch(entry)
+    (1e20 * entry).sum().backward()
+    last.average()
+    with pytest.raises(RunFailed, match="at the entry of the last stage in step 2, .*: lower train.learning_rate"):
+        last.apply(2)
+    assert same(last.state(), before)
 
 
 @pytest.mark.parametrize("form", FORMS)
