@@ -55,7 +55,7 @@ def _read_npy(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
             matrix = np.lib.format.read_array(file, allow_pickle=False)
-    except (ValueError, EOFError, OverflowError, MemoryError, TokenError) as error:
+    except (ValueError, TypeError, EOFError, OverflowError, MemoryError, TokenError) as error:
         raise ValueError(f"expected an array as numpy.save writes it: {error}; save the matrix again") from error
     if matrix.dtype.kind not in "f":
         raise ValueError(f"expected real numbers, got the type {matrix.dtype}: save the matrix as float32")

@@ -69,7 +69,8 @@ class Checkpoints:
     def parameters(self, stage: int, step: int) -> int:
         """How many weights the checkpoint of `stage` after `step` holds, whatever its optimiser keeps beside them."""
         with safe_open(self._path(stage, step), framework="pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys() if name.startswith("weight/")]
+            names = [name for name in file.keys() if name.startswith("weight/")]  # noqa: SIM118  (not a dictionary)
+            shapes = [file.get_slice(name).get_shape() for name in names]
         return sum(map(math.prod, shapes))
 
     def _path(self, stage: int, step: int) -> Path:

@@ -59,7 +59,10 @@ def bad(write: Callable[[Path], Any], name: str = "u.npy") -> tuple[str, Callabl
         (bad(lambda path: np.save(path, np.array([["a"]]))), "expected real numbers, got the type <U1: save"),
         (bad(lambda path: np.save(path, np.eye(32, 4) + 0.5j)), "expected real numbers, got the type complex128: save"),
         (bad(lambda path: np.save(path, np.zeros(3, [("a", "f4")]))), r"expected real numbers, got the type \[\('a'"),
-        (bad(lambda path: np.save(path, np.array([None]))), "expected an array as numpy.save writes it: .*save the mat"),
+        (
+            bad(lambda path: np.save(path, np.array([None]))),
+            "expected an array as numpy.save writes it: .*save the mat",
+        ),
         (bad(lambda path: path.write_bytes(b"nonsense")), "expected an array as numpy.save writes it: .*save the mat"),
         (bad(lambda path: path.write_bytes(b"")), "expected an array as numpy.save writes it: .*save the matrix again"),
         (bad(lambda path: path.write_bytes(b"PK\3\4nonsense")), "expected an array as numpy.save writes it: .*save"),

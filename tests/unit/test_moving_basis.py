@@ -240,7 +240,7 @@ def test_gradients_whose_squares_overflow_end_the_run_before_they_are_applied() 
     last.stage.moving.watch(entry)
     (1e20 * entry).sum().backward()
     last.average()
-    with pytest.raises(RunFailed, match="at the entry of the last stage in step 2, .*: lower train.learning_rate"):
+    with pytest.raises(RunFailed, match=r"at the entry of the last stage in step 2, .*: lower train\.learning_rate"):
         last.apply(2)
     assert same(last.state(), before)
 
