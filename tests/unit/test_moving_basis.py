@@ -278,7 +278,7 @@ def test_a_state_without_its_basis_is_refused() -> None:
 # What a peer sends
 
 
-def test_what_is_no_basis_costs_its_sender_not_the_run() -> None:
+def test_what_is_no_basis_is_refused_as_the_next_stages_and_changes_nothing() -> None:
     config = moving("projected")
     engine, last = chain(config)[1:]
     good = bytes(last.backward_basis(None) or b"")
