@@ -54,7 +54,7 @@ def _read_npy(path: Path) -> np.ndarray:
     # Not numpy.load: it takes what begins like a zip file for an npz, whatever its name.
     try:
         with path.open("rb") as file:
-            matrix = np.lib.format.read_array(file, allow_pickle=False)
+            matrix: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, EOFError, OverflowError, MemoryError, TokenError) as error:
         raise ValueError(f"expected an array as numpy.save writes it: {error}; save the matrix again") from error
     if matrix.dtype.kind not in "f":

@@ -68,7 +68,7 @@ def test_derived_numbers() -> None:
         ({"train": {"steps": 20}}, "expected train.warmup_steps below train.steps, got 20 and 20"),
         ({"pipeline": {"stages": 256}}, "pipeline.stages: input should be less than or equal to 255, got 256"),
         ({"data": {"source": "text"}}, "data: expected a path for source = 'text', got none: add path ="),
-        ({"data": {"path": "books"}}, "data: expected no path for source = 'stdlib', got 'books': leave it out, or set"),
+        ({"data": {"path": "books"}}, "data: expected no path for source = 'stdlib', got 'books': leave it out, or"),
         ({"model": {"family": "vit"}, "data": {"source": "digits", "path": "x"}}, "expected no path for source = 'dig"),
         ({"model": {"family": "vit"}, "data": {"source": "digits", "tokenizer": "t.json"}},
          "expected no tokenizer for source = 'digits', which has no text, got 't.json': leave it out"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+import stage_chain
 import torch
+from stage_chain import MICROBATCHES, Tensors, backward, chain, copied, forward, microbatches, run_config, same
 
 from compression.basis import inside, random_basis
 from compression.grassmann import moved, overlap, pull
@@ -23,11 +22,7 @@ from protocol.model.engine import StageEngine
 from protocol.model.payload import PayloadCheck
 from protocol.reference import ReferenceRun
 
-sys.path.insert(0, str(Path(__file__).parent))
-engine_tests = importlib.import_module("test_engine")
-MICROBATCHES, microbatches, run_config = engine_tests.MICROBATCHES, engine_tests.microbatches, engine_tests.run_config
-forward, backward = engine_tests.forward, engine_tests.backward
-copied, same = engine_tests.copied, engine_tests.same
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FORMS = ("projected", "reparam")
 DIM, RANK = 24, 4
@@ -121,26 +116,9 @@ def moving(form: str, dtype: str = "float32", recompute: bool = False, stages: i
     )
 
 
-def chain(config: RunConfig) -> list[StageEngine]:
-    return [StageEngine(config, index) for index in range(config.pipeline.stages)]
-
-
-def train(engines: list[StageEngine], step: int, told: bool = True) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(engines: list[StageEngine], step: int, told: bool = True) -> tuple[list[float], Tensors]:
     """A step, with its basis microbatch if it has one (and `told`)."""
-    losses = [forward(engines, step, m, ids) for m, ids in enumerate(microbatches(step))]
-    for m in range(MICROBATCHES):
-        backward(engines, step, m)
-    if told and is_moving_step(engines[0].config, step):
-        payload = None
-        for engine in reversed(engines):
-            sent = engine.backward_basis(payload)
-            payload = None if sent is None else bytes(sent)
-        assert payload is None
-    found = {}
-    for engine in engines:
-        found |= {name: gradient.clone() for name, gradient in engine.average().items()}
-        engine.apply(step)
-    return losses, found
+    return stage_chain.train(engines, step, microbatches(step), told)
 
 
 def bases(engines: list[StageEngine]) -> list[torch.Tensor]:
