@@ -188,7 +188,9 @@ class TrainConfig(_Section):
     microbatch_size: int = Field(2, ge=1, description="B: sequences, or images, per microbatch")
     sequence_length: int = Field(128, ge=2, description="T: tokens per sequence of text (an image has its patches)")
     optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: orthogonal steps for the layers' matrices, AdamW for the rest; adamw: for all"
+        "adamw",
+        description="muon: orthogonal steps for the layers' matrices, AdamW for the rest and for what form projected "
+        "confines; adamw: for all",
     )
     learning_rate: float = Field(3e-3, gt=0, description="peak learning rate")
     matrix_step: float = Field(5.0, gt=0, description="Muon: spectral norm of a matrix's step, in learning rates")
@@ -198,7 +200,12 @@ class TrainConfig(_Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay of matrices; none on embeddings, norms")
+    weight_decay: float = Field(
+        0.1,
+        ge=0,
+        description="decoupled decay of matrices, times the step's rate (Muon's is matrix_step learning rates); none "
+        "on embeddings and norms",
+    )
     clip_norm: float = Field(1.0, ge=0, description="largest gradient norm of one *stage* (0: no clipping)")
 
 

@@ -7,11 +7,11 @@ for a step of one spectral norm at every width (Bernstein & Newhouse 2024, arXiv
     O = the nearest semi-orthogonal matrix to g + momentum m        (Newton-Schulz: five rounds of matrix products)
     W = (1 - lr * decay) W - lr sqrt(max(1, out / in)) O            W [out, in]
 
-Why here. Through a boundary of rank k a gradient reaches the matrices before it in k directions only, and the strong
-ones drown the others. AdamW divides entry by entry: the strong directions still lead, and part of its step leaves the
-span that crosses. An orthogonal step moves all k directions alike, and lies where its gradient lies, so that the strip
-is filled evenly. That closes most of the gap between a narrow boundary and a dense one (docs/convergence.md), and one
-learning rate serves every k and width.
+Why here. AdamW divides entry by entry, so its step follows the few directions in which the gradient is strong; an
+orthogonal step moves all directions alike. A stream that is cut to k numbers at every boundary has none to spare: the
+same narrow model lags behind the dense one by far more under AdamW than under Muon (docs/convergence.md). The last
+matrix before a boundary has a gradient that came through it, in span(U); there AdamW's step leaves that span, Muon's
+does not, and has one spectral norm for every k. Gradients of the layers before it are of full rank.
 
 The iteration runs in the parameters' float32: the same bits on the same machine. torch.optim.Muon came after the oldest
 torch that is supported, and iterates in bfloat16.

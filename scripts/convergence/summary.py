@@ -135,10 +135,10 @@ class GroupSummary:
         """T of the dense model in bfloat16: it meets its own mean loss at the first horizon."""
         return None if self.dense is None else self.dense.arm.horizons[0] * dense_step_time(link, fixed).seconds
 
-    def reparam_time(self, link: Link, fixed: bool = False) -> float | None:
-        """T of the arm of role reparam, None if there is none or it misses the target."""
-        arm = next((arm for arm in self.arms if arm.arm.role == "reparam"), None)
-        return None if arm is None else self.time(arm, link, fixed)
+    @property
+    def reparam(self) -> ArmSummary | None:
+        """The arm of role reparam, the second to compare times with."""
+        return next((arm for arm in self.arms if arm.arm.role == "reparam"), None)
 
 
 def summarise(name: str, arms: Sequence[PlannedArm], results: Results) -> GroupSummary:

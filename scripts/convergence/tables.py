@@ -91,7 +91,7 @@ def _time_row(group: GroupSummary, arm: ArmSummary) -> list[str]:
         cells += [
             f"{time.seconds:.2f} s ({time.microbatches})",
             relative(group, arm, link),
-            _ratio(group.time(arm, link), group.time_above(arm, link), group.reparam_time(link)),
+            _relative_to_reparam(group, arm, link),
             relative(group, arm, link, fixed=True),
         ]
     return cells
@@ -105,6 +105,17 @@ def _dagger(arm: ArmSummary) -> str:
 def relative(group: GroupSummary, arm: ArmSummary, link: Link, fixed: bool = False) -> str:
     """T relative to the dense model in bfloat16."""
     return _ratio(group.time(arm, link, fixed), group.time_above(arm, link, fixed), group.dense_time(link, fixed))
+
+
+def _relative_to_reparam(group: GroupSummary, arm: ArmSummary, link: Link) -> str:
+    """T relative to that of the arm of role reparam; below the ratio to its longest run if it missed the target."""
+    reparam, time = group.reparam, group.time(arm, link)
+    if reparam is None or arm is reparam:
+        return "-" if reparam is None else "1"
+    reached, longest = group.time(reparam, link), group.time_above(reparam, link)
+    if reached is None and longest is not None:
+        return "-" if time is None else f"< {time / longest:.3f}"
+    return _ratio(time, group.time_above(arm, link), reached)
 
 
 def _ratio(time: float | None, above: float | None, reference: float | None) -> str:

@@ -7,6 +7,7 @@ share falls with the microbatch). Trained, because the length of a losslessly pa
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,8 @@ def declared(config: RunConfig) -> Wire:
 def at_case(config: RunConfig, case: Case, microbatches: int) -> RunConfig:
     """`config` at the width, length, vocabulary and microbatch of `case`, as it is metered.
 
-    Only what a payload is made of is right in the result.
+    Only what a payload is made of is right in the result. As many numbers share a scale as did in training, where a
+    token was perhaps shorter than a block: a wider token in whole blocks would be a coarser codec, and a cheaper one.
     """
     config, model = as_metered(config), config.model
     boundary = config.boundary
@@ -75,11 +77,16 @@ def at_case(config: RunConfig, case: Case, microbatches: int) -> RunConfig:
     return config.model_copy(
         update={
             "model": model.model_copy(update={"dim": case.dim}),
-            "boundary": boundary.model_copy(update={"rank": rank}),
+            "boundary": boundary.model_copy(update={"rank": rank, "block": _numbers_per_scale(config)}),
             "data": config.data.model_copy(update={"vocab_size": case.vocab}),
             "train": train,
         }
     )
+
+
+def _numbers_per_scale(config: RunConfig) -> int:
+    width, block = config.boundary_width, config.boundary.block
+    return math.ceil(width / math.ceil(width / block))
 
 
 def as_metered(config: RunConfig) -> RunConfig:

@@ -82,3 +82,11 @@ def test_what_was_packed_below_its_declaration_is_metered_alike(small_run: Calla
     there = declared(at_case(config, CASE, 4))
     assert half == Wire(pytest.approx(there.forward / 2), pytest.approx(there.backward / 4))
     assert codec_label(config) == "int8, lossless zstd"
+
+
+def test_the_case_keeps_the_numbers_that_share_a_scale(small_run: Callable[..., Any]) -> None:
+    """k = 4 had a scale for each 4 numbers: at k = 32 there are 8 scales, not one, and 4 bytes once for all."""
+    config = small_run(boundary={"codec": "int4"}).config
+    there = at_case(config, CASE, microbatches=4)
+    assert there.boundary.block == 4
+    assert declared(there).backward == 16 + 8 + 4 / there.tokens_per_microbatch
