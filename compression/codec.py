@@ -2,7 +2,7 @@
 
 A codec is two pure functions over explicit state, and it declares its size: `payload_bytes(shape)` is what `encode`
 returns for that shape, to the byte, or the most that it returns where `exact_size` says so. The tag travels in the
-frame, so the receiver decodes what was sent, not what it would have sent.
+frame, so the receiver knows what was sent, and refuses what the run does not send.
 
 The state is None or `Rounding`. With None a codec rounds to nearest, and is a function of its input: the same bytes on
 every device, since it takes only operations that IEEE 754 fixes (a maximum, divisions, comparisons, casts, additions

@@ -28,7 +28,7 @@ def pull(g_BTD: torch.Tensor, basis_DK: torch.Tensor) -> torch.Tensor:
 
 
 def moved(basis_DK: torch.Tensor, pull_DK: torch.Tensor, rate: float) -> torch.Tensor:
-    """The moved basis, float32 on the CPU; computed in float64 and rounded once.
+    """The moved basis, float32 on the CPU; computed in float64 and rounded once. The pull must be finite.
 
     A basis whose pull is 0, or lies in its own span, does not move.
     """

@@ -50,6 +50,16 @@ class ZstdCodec:
             # A frame that states its size is refused: zstandard would allocate what it states, not our bound.
             if zstandard.frame_content_size(payload) != -1:
                 raise CodecError(f"expected a zstd frame without its size, as {self.name} makes it")
-            return zstandard.ZstdDecompressor().decompress(payload, max_output_size=expected, allow_extra_data=False)
+            decompressor = zstandard.ZstdDecompressor(max_window_size=_window(expected))
+            return decompressor.decompress(payload, max_output_size=expected, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise CodecError(f"expected zstd that expands to {expected} bytes in {self.name}: {error}") from error
+
+
+def _window(size: int) -> int:
+    """The window, in bytes, that a frame of `size` bytes declares at our level; the decoder allocates what is declared.
+
+    Left to itself it would take up to 128 MiB, whatever is inside.
+    """
+    window: int = 1 << zstandard.ZstdCompressionParameters.from_level(LEVEL, source_size=size).window_log
+    return window

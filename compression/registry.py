@@ -2,8 +2,8 @@
 
     tag   1 float32   2 bfloat16   3 top-k   16 + b quantised to b bits   + 128 compressed by zstd
 
-A tag says how many bits were used. All else (block, scales, levels, rotation, what top-k keeps) is the run's, so every
-tag of the set decodes, whatever this peer sends with.
+A tag says how many bits were used. All else (block, scales, levels, rotation, what top-k keeps) is the run's, so that a
+set can decode each of its tags. Which of them a frame may carry is not decided here: a run takes its own codec's only.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Every peer needs the same one. The manifest has its fingerprint, which is of the
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -43,10 +44,29 @@ def load_basis(config: RunConfig, elsewhere: Path | None = None) -> torch.Tensor
 def _read(path: Path) -> torch.Tensor:
     """The one matrix in `path`."""
     if path.suffix == ".npy":
-        return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float64))
+        return torch.from_numpy(_read_npy(path))
     if path.suffix != ".safetensors":
         raise ValueError(f"expected a file that ends in .npy or .safetensors, got {path.name}")
+    return _read_safetensors(path)
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    # Not numpy.load: it takes what begins like a zip file for an npz, whatever its name.
+    try:
+        with path.open("rb") as file:
+            matrix: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, EOFError, OverflowError, MemoryError, TokenError) as error:
+        raise ValueError(f"expected an array as numpy.save writes it: {error}; save the matrix again") from error
+    if matrix.dtype.kind not in "f":
+        raise ValueError(f"expected real numbers, got the type {matrix.dtype}: save the matrix as float32")
+    return matrix.astype(np.float64)
+
+
+def _read_safetensors(path: Path) -> torch.Tensor:
     tensors = load_file(path)
     if len(tensors) != 1:
         raise ValueError(f"expected one tensor, got {len(tensors)}: {sorted(tensors)[:5]}")
-    return next(iter(tensors.values()))
+    (matrix,) = tensors.values()
+    if not matrix.is_floating_point():
+        raise ValueError(f"expected real numbers, got the type {matrix.dtype}: save the matrix as float32")
+    return matrix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,13 @@ class Checkpoints:
     def size(self, stage: int, step: int) -> int:
         """The bytes of the checkpoint of `stage` after `step`, which `held` names."""
         return self._path(stage, step).stat().st_size
+
+    def parameters(self, stage: int, step: int) -> int:
+        """How many weights the checkpoint of `stage` after `step` holds, whatever its optimiser keeps beside them."""
+        with safe_open(self._path(stage, step), framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith("weight/")]  # noqa: SIM118  (not a dictionary)
+            shapes = [file.get_slice(name).get_shape() for name in names]
+        return sum(map(math.prod, shapes))
 
     def _path(self, stage: int, step: int) -> Path:
         return self.folder / f"stage-{stage}" / f"step-{step:08d}.safetensors"

@@ -19,7 +19,6 @@ from protocol.reference import Evaluation, ReferenceRun
 
 MOST_STATE_BYTES = 2 << 30  # weights and moments; about twice that is in memory while a stage is loaded
 MOST_WORK = 5e12  # parameters x positions: about a minute on two cores
-_BYTES_PER_PARAMETER = 12  # a weight and two moments, in float32
 
 
 def evaluate(
@@ -43,7 +42,8 @@ def evaluate(
     microbatches = data.held_out_microbatches(config)
     holders = _holders(config, run_id, step, folders)
     size = sum(holder.size(stage, step) for stage, holder in enumerate(holders))
-    _check_size(size, sum(map(len, microbatches)) * config.task.positions)
+    parameters = sum(holder.parameters(stage, step) for stage, holder in enumerate(holders))
+    _check_size(size, parameters * sum(map(len, microbatches)) * config.task.positions)
     model = ReferenceRun(config, basis_DK)
     for stage, holder in enumerate(holders):
         model.load(stage, holder.load(stage, step), step)
@@ -62,8 +62,7 @@ def _holders(config: RunConfig, run_id: str, step: int, folders: Sequence[Path])
     return [found[stage] for stage in range(config.pipeline.stages)]
 
 
-def _check_size(state_bytes: int, positions: int) -> None:
-    work = state_bytes / _BYTES_PER_PARAMETER * positions
+def _check_size(state_bytes: int, work: float) -> None:
     if state_bytes > MOST_STATE_BYTES or work > MOST_WORK:
         raise RunFailed(
             f"expected checkpoints of at most {MOST_STATE_BYTES:,} bytes and {MOST_WORK:.0e} parameters x positions, "

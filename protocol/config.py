@@ -90,7 +90,11 @@ class BoundaryConfig(_Section):
         None, description="the same for gradients, where int* rounds at random and without bias; none: as codec"
     )
     block: int = Field(64, ge=1, description="most numbers of a token that share a scale, in int* codecs")
-    scale: Literal["bfloat16", "float8"] = Field("float8", description="type of the scales of int* codecs")
+    scale: Literal["bfloat16", "float8"] = Field(
+        "float8",
+        description="scales of int* codecs: bfloat16; float8: 5 bits of exponent, 3 of mantissa, no sign, in units of "
+        "a power of two a tensor",
+    )
     levels: Literal["uniform", "normal"] = Field(
         "normal", description="levels of int4, int3 and int2: normal: for Gaussian numbers; uniform: equally spaced"
     )
@@ -110,7 +114,8 @@ class BoundaryConfig(_Section):
 
     @model_validator(mode="after")
     def _stage_embedding_fits(self) -> BoundaryConfig:
-        if self.stage_embedding == "low_rank" and (self.form == "projected" or self.basis == "moving"):
+        low_rank = self.stage_embeddings and self.stage_embedding == "low_rank"
+        if low_rank and (self.form == "projected" or self.basis == "moving"):
             raise ValueError(
                 'expected stage_embedding = "table" or "bigram" with form = "projected" or basis = "moving", whose '
                 'rows lie in span(U), got "low_rank": set form = "reparam" and basis = "random" for a confined stream'
@@ -133,6 +138,8 @@ class BoundaryConfig(_Section):
             raise ValueError('expected a basis_path for basis = "file", got none: add basis_path = "FILE"')
         if self.basis != "file" and self.basis_path is not None:
             raise ValueError(f'expected basis_path only with basis = "file", got it with basis = "{self.basis}"')
+        if self.scaled_basis and self.form == "none":
+            raise ValueError('expected scaled_basis = false with form = "none", which has no basis, got true')
         if self.basis != "random" and self.form == "none":
             raise ValueError(f'expected basis = "random" with form = "none", which has no basis, got "{self.basis}"')
         if self.basis == "moving" and self.form not in ("projected", "reparam"):
@@ -160,6 +167,16 @@ class DataConfig(_Section):
     def _path_given(self) -> DataConfig:
         if self.source in ("text", "jsonl") and self.path is None:
             raise ValueError(f'expected a path for source = {self.source!r}, got none: add path = "FILE OR FOLDER"')
+        if self.source not in ("text", "jsonl") and self.path is not None:
+            raise ValueError(
+                f"expected no path for source = {self.source!r}, got {self.path!r}: leave it out, or set source to "
+                '"text" or "jsonl"'
+            )
+        if self.source in IMAGE_SOURCES and self.tokenizer is not None:
+            raise ValueError(
+                f"expected no tokenizer for source = {self.source!r}, which has no text, got {self.tokenizer!r}: "
+                "leave it out"
+            )
         return self
 
 

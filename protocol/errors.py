@@ -1,7 +1,8 @@
 """Errors by who caused them.
 
-A local error is our user's mistake or our own failure; it ends a command with an exit code. A remote error is
-another peer's; it costs that peer, never the run. Every message says what was expected, what came and what to do.
+A local error is our user's mistake or our own failure; it ends a command with an exit code. A remote error is another
+peer's: what it sent is refused. Only a neighbour's tensor ends a run so, for a run of one peer a stage cannot go on
+without that neighbour. Every message says what was expected, what came and what to do.
 """
 
 from __future__ import annotations

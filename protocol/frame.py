@@ -4,7 +4,7 @@
     | "Is" | version| kind| view  | step  | microbatch | stage| codec| length | payload ...
 
 All integers are little-endian and unsigned. `stage` is the destination. A tensor frame's payload is laid out by
-`protocol.model.engine`; a control frame's is one JSON object with a `type`. A receiver knows each kind's largest
+`protocol.model.payload`; a control frame's is one JSON object with a `type`. A receiver knows each kind's largest
 payload from the run's manifest and refuses a longer one before it allocates it.
 """
 

@@ -95,7 +95,7 @@ class StageOptimizer:
         """Clip, update with the learning rate of `step`, clear the gradients. Returns the norm before clipping.
 
         Raises:
-            RunFailed: the norm is not finite; the weights are as they were.
+            RunFailed: the norm, or what a moving basis gathered, is not finite; the weights are as they were.
         """
         for name, parameter in self._parameters.items():
             master = self._masters[name]
@@ -109,6 +109,8 @@ class StageOptimizer:
                 f"expected a finite gradient in step {step}, got norm {norm}: "
                 "lower train.learning_rate, then resume from the last checkpoint"
             )
+        if self._moving is not None:
+            self._moving.check_step(step)
         for group in self._all_groups():
             group["lr"] = group["peak"] * peak_fraction(step, self._train)
         for optimizer in self._optimizers:

@@ -95,6 +95,17 @@ def image_run(image_values: dict[str, Any]) -> SmallRun:
     return SmallRun(parse_config(image_values, "images.toml"), load_images("digits"))
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums are then always in the same order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def to_toml(values: dict[str, Any]) -> str:
     """A two-level dictionary as TOML."""
     top = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]

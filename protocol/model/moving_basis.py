@@ -7,6 +7,7 @@ import torch
 from compression.basis import check_basis
 from compression.boundary import Boundary
 from compression.grassmann import moved, pull
+from protocol.errors import RunFailed
 
 BASIS, PULL = "basis/U", "basis/pull"
 
@@ -52,6 +53,21 @@ class MovingBasis:
         """
         check_basis(basis_DK, *self.basis_DK.shape)
         self._next_DK = basis_DK
+
+    def check_step(self, step: int) -> None:
+        """Look at what `step` gathered before it is applied, and so before a checkpoint could hold it.
+
+        Left out it would hide that the run diverges: the gradients' norm overflows at about the same size, and ends the
+        run too.
+
+        Raises:
+            RunFailed: squares of the gradients overflow.
+        """
+        if self._gathers and not torch.isfinite(self._step_DK + self._applied_DK.to(self._step_DK.device)).all():
+            raise RunFailed(
+                f"expected gradients below 1e19 at the entry of the last stage in step {step}, got such that their "
+                "squares overflow: lower train.learning_rate, then resume from the last checkpoint"
+            )
 
     def end_step(self) -> bool:
         """A step is applied: gather its pull, or, on a moving step, switch. Whether it was switched."""

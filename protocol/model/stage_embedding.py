@@ -21,8 +21,8 @@ from torch import nn
 
 from protocol.config import BoundaryConfig
 
-# Odd numbers with mixed bits, so that neighbouring ids and pairs spread; the product stays far below 2^63.
-_MIX_PREVIOUS, _MIX_OWN = 1_000_003, 8_191
+_32_BITS = (1 << 32) - 1
+_ODD = 0x45D9F3B  # of 27 bits: times a number of 32 bits it stays below 2^63
 
 
 class LowRankEmbedding(nn.Module):
@@ -54,9 +54,21 @@ class BigramEmbedding(nn.Module):
 
 
 def hash_pairs(before: torch.Tensor, ids: torch.Tensor, buckets: int) -> torch.Tensor:
-    """A bucket in 0..buckets-1 for each pair of ids, int64; integer arithmetic, so the same on every device."""
-    mixed = before * _MIX_PREVIOUS + ids * _MIX_OWN
-    return (mixed ^ (mixed >> 15)) % buckets
+    """A bucket in 0..buckets-1 for each pair of ids in 0..2^32-1, int64; the same on every device.
+
+    Of 32 bits, the ids that follow one id are all different, and so are those before one id; buckets then share them
+    as if they were drawn at random.
+    """
+    return _mixed((_mixed(before) + ids) & _32_BITS) % buckets
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """A permutation of 0..2^32-1 in which each bit depends on all: high bits are folded into low ones, a product by
+    an odd number carries low bits into high ones. Exact in int64.
+    """
+    for _ in range(2):
+        x = ((x ^ (x >> 16)) * _ODD) & _32_BITS
+    return x ^ (x >> 16)
 
 
 def stage_embedding(boundary: BoundaryConfig, rows: int, width: int) -> nn.Module:

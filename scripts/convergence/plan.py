@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError
+from protocol.task import IMAGE_SOURCES
 
 _SET_BY_CELLS = {"seed": "seeds", "train.learning_rate": "learning_rates", "train.steps": "horizons"}
 
@@ -172,11 +173,24 @@ def _check(group: str, arms: Sequence[PlannedArm]) -> None:
         raise ConfigError(f"plan, group {group}: expected names of arms to differ, got {', '.join(twice)} twice")
     keys: dict[str, str] = {}
     for arm in arms:
+        _check_trainable(arm)
         for steps in arm.horizons:
             arm.config(Cell(arm.learning_rates[0], arm.seeds[0], steps))
         other = keys.setdefault(arm.config(Cell(1e-3, 0, arm.horizons[0])).hash(), arm.name)
         if other != arm.name:
             raise ConfigError(f"plan, group {group}: the arms {other} and {arm.name} are the same run: remove one")
+
+
+def _check_trainable(arm: PlannedArm) -> None:
+    """Arms are trained on text, a row is its configuration, and bytes are those of coordinates and ids."""
+    config, where = arm.base_config(), f"plan, group {arm.group}, arm {arm.name}"
+    if config.data.source in IMAGE_SOURCES:
+        raise ConfigError(f"{where}: expected a data.source of text, got {config.data.source!r}: remove the arm")
+    if config.boundary.basis != "random":
+        raise ConfigError(
+            f'{where}: expected boundary.basis = "random", got "{config.boundary.basis}": a given basis is not in a '
+            "row, and the bytes of a moving one are not counted; remove the arm"
+        )
 
 
 def _nested(values: dict[str, Any], where: str) -> dict[str, Any]:

@@ -26,26 +26,35 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(arms: list[PlannedArm], path: Path, processes: int) -> int:
     """Train what is missing of `arms` into the results file at `path`; the number of rows trained.
 
+    When a row fails, no other begins; those that run end and are kept, and then the error is raised.
+
     Raises:
         UserError: the results file is damaged, or the data is missing.
         RunFailed: a worker was killed.
     """
     from convergence.training import train_row
 
-    commit, trained = describe_commit(), 0
+    commit, trained, failure = describe_commit(), 0, None
     running: dict[Future[dict[str, Any]], Job] = {}
     with _pool(processes) as pool:
         while True:
             done = results.load(path)
             busy = {job.config.hash() for job in running.values()}
-            for job in _free(due_jobs(arms, done), busy, processes - len(running)):
+            due = [] if failure else due_jobs(arms, done)
+            for job in _free(due, busy, processes - len(running)):
                 say(f"{_now()}  start  {job}{_about(seconds_of(job, done))}")
                 running[pool.submit(train_row, job.config)] = job
+            if failure and not running:
+                raise failure
             if not running:
                 return trained
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(future)
-                row = make_row(job.arm.group, job.arm.name, job.config, _values(future), commit)
+                if error := _error(future):
+                    say(f"{_now()}  failed {job}: {error}; waiting for the rows that run")
+                    failure = failure or error
+                    continue
+                row = make_row(job.arm.group, job.arm.name, job.config, future.result(), commit)
                 results.append(path, row)
                 done.add(row)
                 trained += 1
@@ -53,13 +62,13 @@ def run(arms: list[PlannedArm], path: Path, processes: int) -> int:
                 say(f"{_now()}  end    {job}  {describe(row)}{_left(left, seconds_left(left, done, processes))}")
 
 
-def _values(future: Future[dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise RunFailed(
+def _error(future: Future[dict[str, Any]]) -> BaseException | None:
+    """Why the row of a finished `future` failed; None if it did not."""
+    if isinstance(future.exception(), BrokenProcessPool):
+        return RunFailed(
             "a worker process was killed, perhaps for its memory: finished rows are kept; lower --jobs, and run again"
-        ) from error
+        )
+    return future.exception()
 
 
 def make_row(group: str, arm: str, config: RunConfig, values: dict[str, Any], commit: str) -> Row:

@@ -38,6 +38,12 @@ def test_both_formats_give_the_same_basis(name: str, dtype: type, tmp_path: Path
     assert moved is not None and torch.equal(moved, given)
 
 
+def archive(path: Path) -> None:
+    """An npz under the name of an npy."""
+    with path.open("wb") as file:
+        np.savez(file, u=np.eye(32, 4))
+
+
 def bad(write: Callable[[Path], Any], name: str = "u.npy") -> tuple[str, Callable[[Path], Any]]:
     return name, write
 
@@ -50,8 +56,22 @@ def bad(write: Callable[[Path], Any], name: str = "u.npy") -> tuple[str, Callabl
         (bad(lambda path: np.save(path, np.eye(32, 5))), r"expected a basis of shape \(32, 4\) .*got \(32, 5\)"),
         (bad(lambda path: np.save(path, 1.001 * np.eye(32, 4))), r"expected orthonormal columns.*differ by 2.0e-03"),
         (bad(lambda path: np.save(path, np.eye(32, 4) * np.nan)), "expected a basis of finite numbers"),
-        (bad(lambda path: np.save(path, np.array([["a"]]))), "the basis in .*u.npy: "),
-        (bad(lambda path: path.write_bytes(b"nonsense")), "the basis in .*u.npy: "),
+        (bad(lambda path: np.save(path, np.array([["a"]]))), "expected real numbers, got the type <U1: save"),
+        (bad(lambda path: np.save(path, np.eye(32, 4) + 0.5j)), "expected real numbers, got the type complex128: save"),
+        (bad(lambda path: np.save(path, np.zeros(3, [("a", "f4")]))), r"expected real numbers, got the type \[\('a'"),
+        (
+            bad(lambda path: np.save(path, np.array([None]))),
+            "expected an array as numpy.save writes it: .*save the mat",
+        ),
+        (bad(lambda path: path.write_bytes(b"nonsense")), "expected an array as numpy.save writes it: .*save the mat"),
+        (bad(lambda path: path.write_bytes(b"")), "expected an array as numpy.save writes it: .*save the matrix again"),
+        (bad(lambda path: path.write_bytes(b"PK\3\4nonsense")), "expected an array as numpy.save writes it: .*save"),
+        (bad(archive), "expected an array as numpy.save writes it: .*save the matrix again"),
+        (bad(lambda path: path.write_bytes(b"\x93NUMPY\1\0\x02\0(")), "expected an array as numpy.save writes it: "),
+        (
+            bad(lambda path: save_file({"u": torch.zeros(32, 4, dtype=torch.complex64)}, path), "u.safetensors"),
+            "expected real numbers, got the type torch.complex64: save",
+        ),
         (bad(lambda path: path.write_bytes(b"nonsense"), "u.safetensors"), "the basis in .*u.safetensors: "),
         (
             bad(lambda path: path.write_bytes(b""), "u.txt"),

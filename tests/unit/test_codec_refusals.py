@@ -29,6 +29,6 @@ def test_a_finite_number_that_rounds_to_infinity_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "nan"), [("float32", struct.pack("<f", float("nan"))), ("bfloat16", b"\xc0\x7f")])
 def test_a_received_nan_is_refused(name: str, nan: bytes) -> None:
-    """A peer's NaN must cost that peer (RemoteError), not the run (RunFailed at our next encode)."""
+    """A peer's NaN must be told as that peer's (RemoteError), not as ours (RunFailed at our next encode)."""
     with pytest.raises(CodecError):
         codec(name).decode(nan, (1,))

@@ -106,12 +106,14 @@ def test_zstd_loses_nothing_and_shortens_what_repeats(name: str) -> None:
     assert len(packed.encode(torch.zeros(64, 256))[0]) < plain.payload_bytes((64, 256)) / 20
 
 
-@pytest.mark.parametrize("size", [1, 100, 5_000, 130_000, 300_000])
+@pytest.mark.parametrize("size", [1, 100, 256, 257, 5_000, 130_000, 300_000])
 def test_the_bound_holds_for_what_does_not_compress(size: int) -> None:
     noise = torch.randint(-(2**31), 2**31, (size,), generator=torch.Generator().manual_seed(1), dtype=torch.int64)
     x = (noise & 0x3FFFFFFF).to(torch.int32).view(torch.float32)  # all exponents below that of infinity
     packed = codec("float32", lossless="zstd")
-    assert len(packed.encode(x)[0]) <= packed.payload_bytes(x.shape)
+    payload, _ = packed.encode(x)
+    assert len(payload) <= packed.payload_bytes(x.shape)
+    assert torch.equal(packed.decode(payload, x.shape), x)
 
 
 def hostile() -> dict[str, bytes]:
@@ -119,6 +121,7 @@ def hostile() -> dict[str, bytes]:
     silent = zstandard.ZstdCompressor(write_content_size=False)
     stating = zstandard.ZstdCompressor()
     size = codec("int4").payload_bytes((8, 32))
+    stored = ((size << 3) | 1).to_bytes(3, "little") + bytes(size)  # one last block, as it is
     return {
         "nothing": b"",
         "garbage": b"\x17" * 40,
@@ -129,6 +132,8 @@ def hostile() -> dict[str, bytes]:
         "too long inside": silent.compress(bytes(size + 1)),
         "a bomb": silent.compress(bytes(50_000_000)),
         "a bomb that says so": stating.compress(bytes(50_000_000))[:100],
+        "a window of 128 MiB": b"\x28\xb5\x2f\xfd\0" + bytes([(27 - 10) << 3]) + stored,
+        "a window of 2 KiB": b"\x28\xb5\x2f\xfd\0" + bytes([(11 - 10) << 3]) + stored,
         "states its size": stating.compress(bytes(size)),
         "longer than the bound": good + bytes(2000),
         "another format": struct.pack("<II", 0x184D2A50, 4) + b"skip",

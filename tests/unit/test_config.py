@@ -68,6 +68,13 @@ def test_derived_numbers() -> None:
         ({"train": {"steps": 20}}, "expected train.warmup_steps below train.steps, got 20 and 20"),
         ({"pipeline": {"stages": 256}}, "pipeline.stages: input should be less than or equal to 255, got 256"),
         ({"data": {"source": "text"}}, "data: expected a path for source = 'text', got none: add path ="),
+        ({"data": {"path": "books"}}, "data: expected no path for source = 'stdlib', got 'books': leave it out, or"),
+        ({"model": {"family": "vit"}, "data": {"source": "digits", "path": "x"}}, "expected no path for source = 'dig"),
+        ({"model": {"family": "vit"}, "data": {"source": "digits", "tokenizer": "t.json"}},
+         "expected no tokenizer for source = 'digits', which has no text, got 't.json': leave it out"),
+        ({"boundary": {"form": "none", "scaled_basis": True}},
+         'boundary: expected scaled_basis = false with form = "none", which has no basis, got true'),
+        ({"boundary": {"form": "projected", "stage_embedding": "low_rank"}}, 'expected stage_embedding = "table" or'),
         ({"data": {"vocab_size": 256}}, "data.vocab_size: input should be greater than or equal to 257, got 256"),
         ({"model": {"family": "vit"}}, "expected a data.source of images for model.family = 'vit', got 'stdlib': "
                                        "images (digits) go with vit, text with decoder"),
@@ -121,7 +128,9 @@ def test_a_mistake_is_the_users() -> None:
         {"model": {"kv_heads": 1}},
         {"model": {"dim": 8, "hidden": 1}, "boundary": {"rank": 1}},
         {"train": {"steps": 1, "warmup_steps": 0, "learning_rate": 1}},
-        {"data": {"source": "jsonl", "path": "books"}},
+        {"data": {"source": "jsonl", "path": "books", "tokenizer": "t.json"}},
+        {"data": {"tokenizer": "t.json"}},
+        {"boundary": {"form": "projected", "stage_embeddings": False, "stage_embedding": "low_rank"}},
         {"boundary": {"basis": "file", "basis_path": "u.npy"}},
         {"boundary": {"basis": "moving", "form": "projected", "move_every": 2, "move_rate": 1.0}},
         {"model": {"family": "vit", "patch": 8, "dim": 20}, "data": {"source": "digits"}},
@@ -159,7 +168,7 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "optimizer": "adamw", "momentum": 0.5, "stage_embedding": "bigram",
                           "basis": "file", "basis_path": "x"}  # fmt: skip
 BESIDE = {  # without which a value breaks a rule
-    "source": {"path": "x"}, "rotation": {"codec": "int4"},
+    "source": {"path": "x"}, "path": {"source": "text"}, "rotation": {"codec": "int4"},
     "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
 }  # fmt: skip
 

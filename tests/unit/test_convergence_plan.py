@@ -62,6 +62,18 @@ def test_an_arm_is_its_group_with_overrides_dotted_or_nested() -> None:
         ({"name": "dense", "overrides": {"boundary.rank": 2}}, "expected names of arms to differ, got dense twice"),
         ({"name": "again", "overrides": {"boundary": {"rank": 8}}}, "narrow and again are the same run"),
         ({"name": "odd", "rates": [1.0]}, "rates: Extra inputs"),
+        (
+            {"name": "odd", "overrides": {"model.family": "vit", "data.source": "digits"}},
+            "group small, arm odd: expected a data.source of text, got 'digits': remove the arm",
+        ),
+        (
+            {"name": "odd", "overrides": {"boundary": {"basis": "file", "basis_path": "u.npy"}}},
+            'arm odd: expected boundary.basis = "random", got "file": a given basis is not in a row',
+        ),
+        (
+            {"name": "odd", "overrides": {"boundary": {"form": "reparam", "basis": "moving"}}},
+            'arm odd: expected boundary.basis = "random", got "moving": .*are not counted; remove the arm',
+        ),
     ],
 )
 def test_an_arm_that_cannot_be_run_is_refused_by_name(arm: dict[str, Any], message: str) -> None:

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from stage_chain import (
+    BATCH,
+    LENGTH,
+    MICROBATCHES,
+    VOCAB,
+    Tensors,
+    backward,
+    chain,
+    copied,
+    forward,
+    microbatches,
+    run_config,
+    same,
+    train,
+)
 
 from compression.registry import NAMES
 from compression.seeded import normal
 from peers.checkpoints import Checkpoints
-from protocol.config import RunConfig, parse_config
+from protocol.config import RunConfig
 from protocol.errors import BadFrame, RemoteError, RunFailed
 from protocol.frame import Header, Kind
 from protocol.model.engine import StageEngine
@@ -24,95 +38,9 @@ from protocol.model.payload import payload_rules
 from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FORMS = ("bottleneck", "projected", "reparam", "none")
-VOCAB, BATCH, LENGTH, MICROBATCHES = 260, 2, 6, 3
-Tensors = dict[str, torch.Tensor]
-
-
-def run_config(
-    form: str = "bottleneck",
-    codec: str = "float32",
-    recompute: bool = False,
-    stages: int = 3,
-    model: dict[str, Any] | None = None,
-    boundary: dict[str, Any] | None = None,
-    seed: int = 5,
-    learning_rate: float = 0.02,
-) -> RunConfig:
-    return parse_config(
-        {
-            "seed": seed,
-            "model": {
-                "dim": 16, "layers": max(3, stages), "heads": 4, "kv_heads": 2, "hidden": 24, **(model or {}),
-            },
-            "boundary": {"form": form, "rank": 4, "codec": codec, **(boundary or {})},
-            "data": {"vocab_size": VOCAB},
-            "train": {
-                "microbatches": MICROBATCHES, "microbatch_size": BATCH, "sequence_length": LENGTH,
-                "learning_rate": learning_rate, "warmup_steps": 2, "steps": 50,
-            },
-            "pipeline": {"stages": stages, "recompute": recompute},
-        },
-        "test",
-    )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums are then always in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def microbatches(step: int) -> list[np.ndarray]:
-    drawn = np.random.default_rng(step)
-    return [drawn.integers(0, VOCAB, (BATCH, LENGTH + 1)) for _ in range(MICROBATCHES)]
-
-
-def chain(config: RunConfig) -> list[StageEngine]:
-    return [StageEngine(config, index) for index in range(config.pipeline.stages)]
-
-
-def forward(engines: list[StageEngine], step: int, microbatch: int, ids: np.ndarray) -> float:
-    """One microbatch through all stages; its loss."""
-    result = engines[0].forward_ids(step, microbatch, ids)
-    for sender, engine in pairwise(engines):
-        assert result.loss is None and result.payload is not None
-        result = engine.forward(step, microbatch, bytes(result.payload), sender.codec_tag(Kind.FORWARD))
-    assert result.loss is not None and result.payload is None
-    return result.loss
-
-
-def backward(engines: list[StageEngine], step: int, microbatch: int) -> None:
-    payload, codec = None, 0
-    for engine in reversed(engines):
-        sent = engine.backward(step, microbatch, payload, codec)
-        payload, codec = None if sent is None else bytes(sent), engine.codec_tag(Kind.BACKWARD)
-    assert payload is None
-
-
-def train(engines: list[StageEngine], step: int, batches: list[np.ndarray]) -> tuple[list[float], Tensors]:
-    """A step with all microbatches in flight: losses, and mean gradients by name."""
-    losses = [forward(engines, step, m, ids) for m, ids in enumerate(batches)]
-    for m in range(len(batches)):
-        backward(engines, step, m)
-    gradients: Tensors = {}
-    for engine in engines:
-        gradients |= {name: gradient.clone() for name, gradient in engine.average().items()}
-        engine.apply(step)
-    return losses, gradients
-
-
-def copied(state: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in state.items()}
-
-
-def same(a: Tensors, b: Tensors) -> bool:
-    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
-
-
 # One process
 
 

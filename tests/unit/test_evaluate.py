@@ -77,6 +77,23 @@ def test_a_model_too_large_for_one_process_is_left_alone(
         evaluate(run.config, "run-1", STEPS, [tmp_path], run.tokens)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "form"), [("adamw", "bottleneck"), ("muon", "bottleneck"), ("adamw", "projected")]
+)
+def test_the_work_is_that_of_the_weights_whatever_the_optimiser_keeps(
+    optimizer: str, form: str, small_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small_run(train={"optimizer": optimizer}, boundary={"form": form})
+    reference = trained(run)
+    save(run, reference, [tmp_path])
+    count = sum(parameter.numel() for stage in reference._stages for parameter in stage.parameters())
+    monkeypatch.setattr(evaluation, "MOST_WORK", count * 64 * 16)
+    evaluate(run.config, "run-1", STEPS, [tmp_path], run.tokens)
+    monkeypatch.setattr(evaluation, "MOST_WORK", count * 64 * 16 - 1)
+    with pytest.raises(RunFailed, match="the model is too large"):
+        evaluate(run.config, "run-1", STEPS, [tmp_path], run.tokens)
+
+
 def test_too_little_text_is_the_users_mistake(small_run: Callable[..., Any], tmp_path: Path) -> None:
     run = small_run(train={"sequence_length": 4096, "steps": 30})
     with pytest.raises(UserError, match="at least 4097 tokens for a window"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+import stage_chain
 import torch
+from stage_chain import MICROBATCHES, Tensors, backward, chain, copied, forward, microbatches, run_config, same
 
 from compression.basis import inside, random_basis
 from compression.grassmann import moved, overlap, pull
@@ -17,17 +16,13 @@ from protocol.basis_microbatch import is_basis_microbatch, is_moving_step
 from protocol.basis_microbatch import microbatches as count
 from protocol.config import RunConfig, parse_config
 from protocol.confined_adamw import Confinement
-from protocol.errors import BadFrame, RemoteError
+from protocol.errors import BadFrame, RemoteError, RunFailed
 from protocol.frame import Header, Kind
 from protocol.model.engine import StageEngine
 from protocol.model.payload import PayloadCheck
 from protocol.reference import ReferenceRun
 
-sys.path.insert(0, str(Path(__file__).parent))
-engine_tests = importlib.import_module("test_engine")
-MICROBATCHES, microbatches, run_config = engine_tests.MICROBATCHES, engine_tests.microbatches, engine_tests.run_config
-forward, backward = engine_tests.forward, engine_tests.backward
-copied, same = engine_tests.copied, engine_tests.same
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FORMS = ("projected", "reparam")
 DIM, RANK = 24, 4
@@ -121,26 +116,9 @@ def moving(form: str, dtype: str = "float32", recompute: bool = False, stages: i
     )
 
 
-def chain(config: RunConfig) -> list[StageEngine]:
-    return [StageEngine(config, index) for index in range(config.pipeline.stages)]
-
-
-def train(engines: list[StageEngine], step: int, told: bool = True) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(engines: list[StageEngine], step: int, told: bool = True) -> tuple[list[float], Tensors]:
     """A step, with its basis microbatch if it has one (and `told`)."""
-    losses = [forward(engines, step, m, ids) for m, ids in enumerate(microbatches(step))]
-    for m in range(MICROBATCHES):
-        backward(engines, step, m)
-    if told and is_moving_step(engines[0].config, step):
-        payload = None
-        for engine in reversed(engines):
-            sent = engine.backward_basis(payload)
-            payload = None if sent is None else bytes(sent)
-        assert payload is None
-    found = {}
-    for engine in engines:
-        found |= {name: gradient.clone() for name, gradient in engine.average().items()}
-        engine.apply(step)
-    return losses, found
+    return stage_chain.train(engines, step, microbatches(step), told)
 
 
 def bases(engines: list[StageEngine]) -> list[torch.Tensor]:
@@ -231,6 +209,20 @@ def test_the_last_stage_gathers_what_it_would_see_without_a_boundary() -> None:
     assert "basis/pull" not in engines[0].state()
 
 
+def test_gradients_whose_squares_overflow_end_the_run_before_they_are_applied() -> None:
+    """They are finite, as are those of the weights; a checkpoint that held their pull could never be resumed."""
+    last = chain(moving("reparam"))[2]
+    before = copied(last.state())
+    entry = torch.zeros(1, 2, 16, requires_grad=True)
+    assert last.stage.moving is not None
+    last.stage.moving.watch(entry)
+    (1e20 * entry).sum().backward()
+    last.average()
+    with pytest.raises(RunFailed, match=r"at the entry of the last stage in step 2, .*: lower train\.learning_rate"):
+        last.apply(2)
+    assert same(last.state(), before)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("stopped", [3, 4])
 def test_a_loaded_state_continues_to_the_bit_across_moves(form: str, stopped: int) -> None:
@@ -264,7 +256,7 @@ def test_a_state_without_its_basis_is_refused() -> None:
 # What a peer sends
 
 
-def test_what_is_no_basis_costs_its_sender_not_the_run() -> None:
+def test_what_is_no_basis_is_refused_as_the_next_stages_and_changes_nothing() -> None:
     config = moving("projected")
     engine, last = chain(config)[1:]
     good = bytes(last.backward_basis(None) or b"")

@@ -84,7 +84,7 @@ def test_the_nearest_level(levels: UniformLevels | NormalLevels) -> None:
 @pytest.mark.parametrize("name", SCALE_FORMATS)
 def test_scales_round_up_and_to_nearest(name: str) -> None:
     form = SCALE_FORMATS[name]
-    scales = torch.rand(5000, generator=torch.Generator().manual_seed(1)).mul(14).sub(7).exp2()
+    scales = torch.rand(5000, generator=torch.Generator().manual_seed(1)).mul(29).sub(20).exp2()
     unit = form.unit(scales)
     nearest, up = (form.value(form.round(scales, unit, up=up), unit) for up in (False, True))
     step = {"bfloat16": 2**-7, "float8": 2**-3}[name]
@@ -98,17 +98,40 @@ def test_the_unit_of_float8_scales_moves_no_mantissa() -> None:
     form = SCALE_FORMATS["float8"]
     for largest in (1e-45, 1e-38, 0.3, 448.0, 449.0, 3.4e38):
         unit = form.unit(torch.tensor([largest, 0.0]))
-        assert math.frexp(float(unit))[0] == 0.5 and largest / float(unit) <= 448
+        assert math.frexp(float(unit))[0] == 0.5 and largest / float(unit) < 2
+
+
+@pytest.mark.parametrize("up", [False, True])
+@pytest.mark.parametrize("exponent", [-126, -100, -5, 0, 90])
+def test_float8_scales_have_three_bits_of_mantissa_over_thirty_powers_of_two(exponent: int, up: bool) -> None:
+    """They are those that e4m3, which has a sign and half the powers, keeps beside a much smaller largest scale."""
+    form, unit = SCALE_FORMATS["float8"], torch.tensor(2.0**exponent)
+    scales = torch.rand(4000, generator=torch.Generator().manual_seed(1)) + 1  # one power of two after another
+    expected = scales.to(torch.float8_e4m3fn).to(torch.float32)
+    expected += 2.0**-3 * (expected < scales) * up
+    for power in range(0, -30, -1):
+        if exponent + power >= -126:
+            rounded = form.value(form.round(scales * unit * 2.0**power, unit, up), unit)
+            assert torch.equal(rounded, expected * unit * 2.0**power), power
+
+
+def test_every_byte_of_a_float8_scale_is_a_number_and_they_are_in_order() -> None:
+    form, raw = SCALE_FORMATS["float8"], torch.arange(256, dtype=torch.uint8)
+    one = torch.tensor([1.0]).view(torch.uint8)
+    scales = form.read(torch.cat([one, raw]))
+    assert torch.isfinite(scales).all() and (scales.diff() > 0).all()
+    assert [float(scales[byte]) for byte in (0, 1, 240, 255)] == [0.0, 1.125 * 2**-30, 1.0, 3.75]
+    assert torch.equal(form.round(scales, torch.tensor(1.0), up=False), raw.to(torch.int32))
 
 
 @pytest.mark.parametrize(
     ("scale", "stored"),
-    [("bfloat16", b"\xc0\x7f"), ("bfloat16", b"\x80\x7f"), ("bfloat16", b"\x80\xbf"), ("float8", b"\0\0\x80\x3f\x7f"),
-     ("float8", b"\0\0\x80\x3f\xb8"), ("float8", b"\0\0\xc0\x7f\x38"), ("float8", b"\0\0\x80\xff\x38"),
-     ("float8", b"\0\0\x80\x7f\0")],
+    [("bfloat16", b"\xc0\x7f"), ("bfloat16", b"\x80\x7f"), ("bfloat16", b"\x80\xbf"), ("float8", b"\0\0\x80\xbf\xf0"),
+     ("float8", b"\0\0\xc0\x7f\xf0"), ("float8", b"\0\0\x80\xff\xf0"), ("float8", b"\0\0\x80\x7f\0"),
+     ("float8", b"\0\0\x00\x7f\xf8")],
 )  # fmt: skip
 def test_a_scale_that_is_none_is_refused(scale: str, stored: bytes) -> None:
-    """NaN, infinity, negative; the same by way of the unit."""
+    """NaN, infinity, negative; the same by way of the unit, whose largest power cannot be doubled."""
     with pytest.raises(CodecError, match="expected finite scales of at least 0"):
         codec("int4", scale=scale).decode(stored + b"\x08", (1,))
 
@@ -137,10 +160,10 @@ def test_a_payload_by_hand_decodes_to_the_bit() -> None:
     decoded = codec("int2", block=2, scale="bfloat16", levels="uniform").decode(scales + packed, (2, 3))
     third = float(torch.tensor(1 / 3))
     assert decoded.tolist() == [[-2.0, -2 * third, 0.5 * third], [1.0, 1.0, -0.0]]
-    unit = struct.pack("<f", 0.25) + bytes([0x48, 0x38, 0x40, 0])  # 4, 1, 2 and 0 in e4m3
+    unit = struct.pack("<f", 0.25) + bytes([0xF8, 0xE8, 0xF0, 0])  # 2, 0.5, 1 and 0
     assert torch.equal(
         codec("int2", block=2, scale="float8", levels="uniform").decode(unit + packed, (2, 3)),
-        decoded * torch.tensor([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]),
+        decoded * 0.25,
     )
 
 
@@ -170,9 +193,10 @@ def test_a_token_does_not_depend_on_others(name: str, levels: str, scale: str) -
     """The model is causal: what a token becomes must not tell of later ones."""
     arm = codec(name, levels=levels, scale=scale)
     x = torch.randn(1, 6, 20, generator=torch.Generator().manual_seed(2))
-    louder = x.clone()
-    louder[:, 3:] *= 100.0
-    assert torch.equal(through(arm, x)[:, :3], through(arm, louder)[:, :3])
+    for factor in (1e-6, 100.0, 1e6):
+        louder = x.clone()
+        louder[:, 3:] *= factor
+        assert torch.equal(through(arm, x)[:, :3], through(arm, louder)[:, :3]), factor
 
 
 # What is lost
@@ -208,8 +232,9 @@ def test_clipping_is_chosen_block_by_block() -> None:
 
 @pytest.mark.parametrize("name", QUANTISED)
 def test_the_smallest_scale_is_better_than_none(name: str) -> None:
-    """2^-17 is the smallest float8 scale beside a 1; 0.6 of it rounds to it, less than half of it to 0."""
-    x = torch.tensor([[1.0] * 8, [0.6 * 2**-17] * 8, [0.4 * 2**-17] * 8])
+    """9/8 2^-30 is the smallest float8 scale beside a 1; 0.6 of it rounds to it, less than half of it to 0."""
+    smallest = 1.125 * 2**-30
+    x = torch.tensor([[1.0] * 8, [0.6 * smallest] * 8, [0.4 * smallest] * 8])
     decoded = through(codec(name), x)
     assert torch.equal(decoded[0], x[0]) and (decoded[1] > 0).all()
     assert (decoded[2] > 0).all() if name in ("int6", "int8") else torch.equal(decoded[2], torch.zeros(8))
@@ -255,7 +280,7 @@ def test_stochastic_rounding_has_no_bias(name: str, levels: str, scale: str) -> 
 
 def test_small_blocks_keep_their_mean_beside_large_ones() -> None:
     """A float8 scale far below the largest would be 0 by rounding to nearest."""
-    x = torch.tensor([[1e-7, 3e-8], [1.0, 1.0]]).repeat(50_000, 1)
+    x = torch.tensor([[1e-10, 3e-11], [1.0, 1.0]]).repeat(50_000, 1)
     decoded = through(codec("int4", scale="float8"), x, Rounding(3)).double().view(-1, 2, 2)
     off, spread = (decoded.mean(0)[0] - x[0]).abs(), decoded.std(0)[0] / math.sqrt(50_000)
     assert (spread > 0).all() and (off <= 5 * spread).all()

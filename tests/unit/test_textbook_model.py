@@ -10,7 +10,6 @@ Loss and every gradient must agree: to 1e-10 in float64, to 1e-5 in float32 (the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,6 +22,8 @@ from compression.boundary import FIXED_EMBEDDING_STD
 from compression.seeded import normal
 from protocol.config import RunConfig, parse_config
 from protocol.model.stage import Stage, confinement, whole_model_names
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEED, BATCH, LENGTH, VOCAB, DIM, HEADS, RANK, BASE, EPSILON = 11, 2, 7, 257, 24, 4, 5, 100.0, 1e-3
 Weights = dict[str, torch.Tensor]
@@ -159,15 +160,6 @@ class Textbook:
 
 
 # The chain of stages
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The matrices are too small to share, and the machine may be busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
