@@ -12,7 +12,8 @@ from compression.basis import basis_fingerprint
 from peers.data.images import load_images
 from peers.data.run_data import RunData
 from peers.data.token_store import TokenStore, cache_folder, prepare
-from protocol.config import DataConfig, RunConfig
+from protocol.config import RunConfig
+from protocol.data_config import DataConfig
 from protocol.errors import UserError
 from protocol.manifest import Manifest, describe_difference, describe_other_basis
 from protocol.signing import SigningKey

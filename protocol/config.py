@@ -1,7 +1,8 @@
 """The configuration of a run: one frozen, typed object. Every field says what it is; every rule is checked here.
 
 Everything in it must be the same on every peer, so it is part of the signed manifest. What is one machine's own
-affair (device, folders, ports) is not here; those are options of the commands.
+affair (device, folders, ports) is not here; those are options of the commands. The section on data has a file of its
+own, `data_config.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ import difflib
 import hashlib
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from protocol import strict_json
+from protocol.data_config import DataConfig
 from protocol.errors import ConfigError
+from protocol.section import Section
 from protocol.task import IMAGE_SOURCES, Task, task_of
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """A Llama-style transformer: RMSNorm, grouped-query attention, SwiGLU; in the decoder rotary positions."""
 
     family: Literal["decoder", "vit"] = Field(
@@ -63,7 +62,7 @@ class ModelConfig(_Section):
 CodecName = Literal["float32", "bfloat16", "int8", "int6", "int4", "int3", "int2", "topk"]
 
 
-class BoundaryConfig(_Section):
+class BoundaryConfig(Section):
     """What crosses between two stages."""
 
     form: Literal["bottleneck", "projected", "reparam", "none"] = Field(
@@ -150,37 +149,7 @@ class BoundaryConfig(_Section):
         return self
 
 
-class DataConfig(_Section):
-    """The text, or the images. Their fingerprint is part of the manifest."""
-
-    source: Literal["stdlib", "text", "jsonl", "digits"] = Field(
-        "stdlib",
-        description="stdlib: the Python standard library's source; text or jsonl: a file or folder; "
-        "digits: scikit-learn's 1,797 images of 8 x 8, for the vit",
-    )
-    path: str | None = Field(None, description="file or folder for text and jsonl; relative to the working folder")
-    field: str = Field("text", description="the key that holds the text in each jsonl line")
-    vocab_size: int = Field(4096, ge=257, le=1 << 32, description="V: size of the BPE vocabulary, trained once")
-    tokenizer: str | None = Field(None, description="a tokenizer.json to use instead of training one")
-
-    @model_validator(mode="after")
-    def _path_given(self) -> DataConfig:
-        if self.source in ("text", "jsonl") and self.path is None:
-            raise ValueError(f'expected a path for source = {self.source!r}, got none: add path = "FILE OR FOLDER"')
-        if self.source not in ("text", "jsonl") and self.path is not None:
-            raise ValueError(
-                f"expected no path for source = {self.source!r}, got {self.path!r}: leave it out, or set source to "
-                '"text" or "jsonl"'
-            )
-        if self.source in IMAGE_SOURCES and self.tokenizer is not None:
-            raise ValueError(
-                f"expected no tokenizer for source = {self.source!r}, which has no text, got {self.tokenizer!r}: "
-                "leave it out"
-            )
-        return self
-
-
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """The optimisation: Muon or AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
 
     steps: int = Field(300, ge=1, description="optimiser steps in the whole run; the decay ends here")
@@ -209,7 +178,7 @@ class TrainConfig(_Section):
     clip_norm: float = Field(1.0, ge=0, description="largest gradient norm of one *stage* (0: no clipping)")
 
 
-class PipelineConfig(_Section):
+class PipelineConfig(Section):
     """How the model is cut and how many microbatches are under way."""
 
     stages: int = Field(4, ge=1, le=255, description="S: stages; divides layers")
@@ -217,14 +186,14 @@ class PipelineConfig(_Section):
     recompute: bool = Field(False, description="recompute a stage's forward in its backward instead of keeping it")
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """Checkpoints of each stage, in the peer's run folder."""
 
     every: int = Field(50, ge=1, description="steps between checkpoints; one is always written at the end")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """A whole run, as the TOML file holds it."""
 
     name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="short name: a-z, 0-9 and -")

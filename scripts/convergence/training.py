@@ -16,7 +16,8 @@ from compression.errors import CodecError
 from convergence.wire import measure, trained_engines
 from peers.data.token_store import TokenStore
 from peers.opening import load_tokens
-from protocol.config import DataConfig, RunConfig
+from protocol.config import RunConfig
+from protocol.data_config import DataConfig
 from protocol.errors import RunFailed
 from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
