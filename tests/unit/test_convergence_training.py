@@ -43,7 +43,9 @@ def test_bytes_are_what_the_stages_send(small_run: Callable[..., Any]) -> None:
 
     Gradients in bfloat16; ids of 2 bytes, 17 for 16 tokens.
     """
-    config = small_run(boundary={"codec": "int4", "gradient_codec": "bfloat16"}, train={"steps": 3}).config
+    config = small_run(
+        boundary={"codec": "int4", "gradient_codec": "bfloat16"}, train={"steps": 3, "optimizer": "adamw"}
+    ).config
     row = train_row(config)
     assert row["wire"] == {"forward": 3 + 4 / 32 + 2 * 17 / 16, "backward": 8.0}
     assert declared(config) == Wire(**row["wire"])
@@ -55,7 +57,7 @@ def test_bytes_are_what_the_stages_send(small_run: Callable[..., Any]) -> None:
 
 
 def test_a_run_that_diverges_says_so_and_has_no_loss(small_run: Callable[..., Any]) -> None:
-    row = train_row(small_run(train={"steps": 6, "learning_rate": 1e3}).config)
+    row = train_row(small_run(train={"steps": 6, "learning_rate": 1e3, "optimizer": "adamw"}).config)
     assert "of a uniform guess" in row["diverged"]
     assert row["held_out_loss"] is row["wire"] is None
 
