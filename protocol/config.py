@@ -161,7 +161,7 @@ class TrainConfig(Section):
         description="muon: orthogonal steps for the layers' matrices, AdamW for the rest and for what form projected "
         "confines; adamw: for all",
     )
-    learning_rate: float = Field(6e-3, gt=0, description="peak learning rate")
+    learning_rate: float = Field(1.2e-2, gt=0, description="peak learning rate")
     matrix_step: float = Field(5.0, gt=0, description="Muon: spectral norm of a matrix's step, in learning rates")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")

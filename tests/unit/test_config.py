@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "46527d0f993e0ce5d6e75059f7a3e2fac48296ca6e2015e7abd0888c83480ca7"
+DEFAULT_HASH = "ef5311a431bfc1b6dfe0921b7fcd8075a237fee0f469d198990e0125873acae3"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
