@@ -20,13 +20,21 @@ def read_config(path: Path) -> RunConfig:
     Raises:
         ConfigError: no such file, not TOML, or not a run.
     """
+    return parse_config(read_toml(path, "a run's TOML file"), str(path))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of the TOML file at `path`, which is `what` for the message.
+
+    Raises:
+        ConfigError: no such file, or not TOML.
+    """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"expected a run's TOML file at {path}, cannot read it: {error.strerror}") from error
+        raise ConfigError(f"expected {what} at {path}, cannot read it: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected TOML in {path}: {error}") from error
-    return parse_config(values, str(path))
 
 
 def format_config(config: RunConfig) -> str:

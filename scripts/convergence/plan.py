@@ -8,7 +8,6 @@ group = base configuration, seeds, learning rates, horizons (steps)
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from peers.config_file import read_toml
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError
 from protocol.task import IMAGE_SOURCES
@@ -106,13 +106,7 @@ def read_plan(path: Path) -> dict[str, list[PlannedArm]]:
     Raises:
         ConfigError: no such file, not TOML, or not a plan.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"expected a plan at {path}, cannot read it: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected TOML in {path}: {error}") from error
-    return parse_plan(values, str(path))
+    return parse_plan(read_toml(path, "a plan"), str(path))
 
 
 def parse_plan(values: dict[str, Any], origin: str) -> dict[str, list[PlannedArm]]:
