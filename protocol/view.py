@@ -1,8 +1,13 @@
 """The view: who serves which stage, from which step on. The coordinator numbers and signs it; all else follows.
 
-Views are numbered from 1 without gaps. A peer acts only on the newest it has verified. `last_step` is where all
-stop: the run's end, or an earlier step when the coordinator winds the run down, so that every stage stops after
-the same step.
+Views are numbered from 1 without gaps. A peer acts only on the newest it has verified, and that one view answers for
+every step that is under way: the shares of a stage's replicas are `before` in the steps before `first_step`, and
+`weight` from it on. So a change that is planned (a peer enters, leaves, gets another share) names a step that nobody
+has begun, while a loss acts at once: the lost replica stays in the list, marked, since the microbatches that it had
+are what moves (`protocol.route`).
+
+`last_step` is where all stop: the run's end, or an earlier step when the coordinator winds the run down, so that every
+stage stops after the same step. `epoch` counts how often the run went back to an earlier step, `restored` is that step.
 """
 
 from __future__ import annotations
@@ -16,40 +21,75 @@ from protocol.errors import RemoteError
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A peer that serves a stage, and where it can be reached. `weight` is its share of the stage's microbatches."""
+    """A peer at a stage, and where it can be reached.
+
+    Attributes:
+        weight: its share of the stage's microbatches from the view's `first_step` on; 0: it only follows.
+        before: the same in earlier steps.
+        start: the step whose state it begins from: the view's `restored`, or for a newcomer a later one, of which the
+            stage's replicas keep a copy for it.
+        lost: the number of the view that lost it; 0: it is alive.
+    """
 
     peer: str
     addresses: tuple[str, ...] = ()
     weight: float = 1.0
+    before: float = 1.0
+    start: int = 0
+    lost: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still counts."""
+        return self.lost == 0
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`stages[s]` are the replicas of stage s that hold its weights."""
+    """`stages[s]` are the replicas of stage s. `holders[s]` are peers that keep its state after `restored`, in files."""
 
     number: int
     first_step: int
     last_step: int
     stages: tuple[tuple[Replica, ...], ...]
+    epoch: int = 0
+    restored: int = 0
+    holders: tuple[tuple[str, ...], ...] = ()
 
     def stage_of(self, peer: str) -> int | None:
-        """The stage that `peer` serves, or None."""
+        """The stage at which `peer` is, alive; or None."""
         for stage, replicas in enumerate(self.stages):
-            if any(replica.peer == peer for replica in replicas):
+            if any(replica.peer == peer and replica.alive for replica in replicas):
                 return stage
         return None
 
     def replica(self, peer: str) -> Replica:
-        """The entry of `peer`.
+        """The living entry of `peer`.
 
         Raises:
             KeyError: not in this view.
         """
         for replicas in self.stages:
             for replica in replicas:
-                if replica.peer == peer:
+                if replica.peer == peer and replica.alive:
                     return replica
         raise KeyError(peer)
+
+    def share(self, replica: Replica, step: int) -> float:
+        """The weight of `replica` in `step`."""
+        return replica.weight if step >= self.first_step else replica.before
+
+    def group(self, stage: int, step: int) -> tuple[str, ...]:
+        """The living replicas of `stage` that share the work of `step` and add up its gradients, in view order."""
+        return tuple(r.peer for r in self.stages[stage] if r.alive and self.share(r, step) > 0)
+
+    def followers(self, stage: int, step: int) -> tuple[str, ...]:
+        """The living replicas of `stage` that take no part in `step` and are handed its total."""
+        return tuple(r.peer for r in self.stages[stage] if r.alive and self.share(r, step) <= 0)
+
+    def peers(self) -> tuple[Replica, ...]:
+        """All living replicas."""
+        return tuple(replica for replicas in self.stages for replica in replicas if replica.alive)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
@@ -57,7 +97,13 @@ class View:
             "number": self.number,
             "first_step": self.first_step,
             "last_step": self.last_step,
-            "stages": [[[r.peer, list(r.addresses), r.weight] for r in replicas] for replicas in self.stages],
+            "epoch": self.epoch,
+            "restored": self.restored,
+            "holders": [list(peers) for peers in self.holders],
+            "stages": [
+                [[r.peer, list(r.addresses), r.weight, r.before, r.start, r.lost] for r in replicas]
+                for replicas in self.stages
+            ],
         }
 
     @classmethod
@@ -68,15 +114,21 @@ class View:
             RemoteError: not of the form `to_json` gives, or a stage without replicas.
         """
         try:
-            stages = tuple(
-                tuple(Replica(str(peer), tuple(map(str, where)), float(weight)) for peer, where, weight in replicas)
-                for replicas in value["stages"]
-            )
-            view = cls(int(value["number"]), int(value["first_step"]), int(value["last_step"]), stages)
+            stages = tuple(tuple(_replica(entry) for entry in replicas) for replicas in value["stages"])
+            numbers = [int(value[name]) for name in ("number", "first_step", "last_step")]
+            holders = tuple(tuple(map(str, peers)) for peers in value["holders"])
+            view = cls(*numbers, stages, int(value["epoch"]), int(value["restored"]), holders)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
-        if view.number < 1 or view.first_step < 1 or not stages or not all(stages):
+        alive = all(any(r.alive for r in replicas) for replicas in stages)
+        if view.number < 1 or view.first_step < 1 or view.restored < 0 or not stages or not alive:
             raise RemoteError(f"expected a view from number 1 with a replica for each stage, got {str(value)[:80]!r}")
-        if not all(0 < replica.weight < math.inf for replicas in stages for replica in replicas):
-            raise RemoteError(f"expected replicas of positive, finite weight, got {str(value)[:80]!r}")
+        shares = [share for replicas in stages for r in replicas for share in (r.weight, r.before)]
+        if not all(0 <= share < math.inf for share in shares):
+            raise RemoteError(f"expected replicas of finite weight, at least 0, got {str(value)[:80]!r}")
         return view
+
+
+def _replica(entry: Any) -> Replica:
+    peer, addresses, weight, before, start, lost = entry
+    return Replica(str(peer), tuple(map(str, addresses)), float(weight), float(before), int(start), int(lost))
