@@ -14,9 +14,16 @@ Payload = Any
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """What APPLY is to add up, in this order; nothing if this replica is alone and has all. `keep`: make the total."""
+    """What APPLY is to add up.
+
+    Attributes:
+        parts: in this order; or one total; or nothing, if this replica is alone and has all.
+        givers: whose parts they are; nothing for a total.
+        keep: make the total's blob.
+    """
 
     parts: tuple[Blob, ...] = ()
+    givers: tuple[str, ...] = ()
     keep: bool = False
 
 

@@ -52,7 +52,7 @@ class Replication:
         group, followers = place.group(step), place.followers(step)
         keep = len(group) > 1 or bool(followers)
         if step in self._totals:
-            return Compute(step, APPLY, Reduce((self._totals[step],), keep))
+            return Compute(step, APPLY, Reduce((self._totals[step],), keep=keep))
         if place.peer not in group or self._halted:
             return None
         if not keep:
@@ -68,7 +68,7 @@ class Replication:
             self._halted = True
             effects.append(Differs(step, hashes))
             return None
-        return Compute(step, APPLY, Reduce(whole, keep=True))
+        return Compute(step, APPLY, Reduce(whole, group, keep=True))
 
     def part_made(self, blob: Blob) -> list[Effect]:
         """The own part is there; if a view has changed what it must cover meanwhile, it is made again."""
