@@ -26,6 +26,7 @@ from peers.data.run_data import RunData
 from peers.machine import free_memory, measured_speed
 from peers.neighbours import Neighbours
 from peers.opening import check_agreement
+from peers.patience import check_leaving, check_orphaned
 from peers.peer_inbox import PeerInbox
 from peers.peer_options import PeerOptions
 from peers.stage_compute import ComputeParts
@@ -55,9 +56,6 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_SECONDS = 30.0
 HEARTBEAT_SECONDS = 2.0
-ORPHAN_SECONDS = 900.0  # without the coordinator, nor what the stage waits for
-LEAVE_SECONDS = 15.0  # how long a peer that leaves waits for a coordinator that does not answer
-DRAIN_SECONDS = 120.0  # how long it waits to be released by one that does
 
 Say = Callable[[str], None]
 
@@ -255,11 +253,12 @@ class PeerDaemon:
         self._view, self._record = view, record
         stage = view.stage_of(self._transport.peer_id)
         self._neighbours.changed(view, stage)
-        if self._worker is not None and not self._worker.serves(view):
-            worker, self._worker = self._worker, None
-            await worker.close()
+        former = self._worker
+        if former is not None and not former.serves(view):
+            self._worker = None
+            await former.close()
         if stage is None:
-            if self._leaving_since is None:
+            if former is not None and self._leaving_since is None:
                 self._say(f"view {view.number} does without this peer; asking to join again")
                 await self._ask_to_join()
             return
@@ -306,35 +305,21 @@ class PeerDaemon:
                 self._send_report()
             now = time.monotonic()
             if self._leaving_since is not None:
-                self._keep_leaving(now, self._leaving_since)
+                check_leaving(now - self._leaving_since, self._line.away())
+                self._line.tell({"type": "leave"})
             self._look_for_stall(now)
 
-    def _keep_leaving(self, now: float, since: float) -> None:
-        if min(self._line.away(), now - since) > LEAVE_SECONDS:
-            raise NetworkError(
-                f"left without the coordinator, which was not heard for {LEAVE_SECONDS:.0f} s; "
-                "the last checkpoint is kept"
-            )
-        if now - since > DRAIN_SECONDS:
-            raise NetworkError(f"left without being released within {DRAIN_SECONDS:.0f} s; the last checkpoint is kept")
-        self._line.tell({"type": "leave"})
-
     def _look_for_stall(self, now: float) -> None:
-        missing = "a view" if self._worker is None else self._worker.machine.waits_for()
-        away = self._line.away()
-        waited = away if self._worker is None else self._worker.stall.waited(now)
-        finished = self._worker is not None and self._worker.machine.finished
+        worker, away = self._worker, self._line.away()
+        missing = "a view" if worker is None else worker.machine.waits_for()
+        finished = worker is not None and worker.machine.finished
         if missing == "nothing" and not finished:
             return
-        if min(waited, away) > ORPHAN_SECONDS:
-            what = "the run's end" if finished else missing
-            raise NetworkError(
-                f"nothing was heard for {ORPHAN_SECONDS:.0f} s from the coordinator, nor {what}; "
-                "the checkpoints are kept, resume when they are reachable again"
-            )
-        if self._worker is not None and not finished and self._worker.stall.due(now):
+        waited = away if worker is None else worker.stall.waited(now)
+        check_orphaned("the run's end" if finished else missing, waited, away)
+        if worker is not None and not finished and worker.stall.due(now):
             logger.info("waiting for %s; asking again", missing)
-            self._worker.feed(Stalled())
+            worker.feed(Stalled())
 
 
 def _reason(error: Exception) -> str:

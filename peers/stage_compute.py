@@ -158,9 +158,9 @@ class StageCompute:
 
     def _apply(self, step: int, reduce: Reduce, last_step: int) -> Blob | None:
         total = self._add_up(step, reduce) if reduce.parts else None
-        losses = (
-            dict(pair for part in reduce.parts for pair in part.offer.meta.losses) if reduce.parts else self._losses
-        )
+        losses = self._losses
+        if reduce.parts:
+            losses = dict(pair for part in reduce.parts for pair in part.offer.meta.losses)
         gradients = self.engine.average()
         if self._parts.gradients is not None:
             self._keep_gradients(self._parts.gradients, step, gradients)

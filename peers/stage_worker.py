@@ -23,7 +23,7 @@ from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_files import StageFiles
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
-from protocol.basis_microbatch import is_basis_microbatch, microbatches
+from protocol.basis_microbatch import is_basis_microbatch, is_moving_step, microbatches
 from protocol.blob import BlobKey, BlobKind
 from protocol.config import RunConfig
 from protocol.effects import (
@@ -101,9 +101,7 @@ def rules_of(config: RunConfig) -> Rules:
         sizes = stage_sizes(config, key.stage)
         if key.kind is BlobKind.STATE:
             return sizes.state_bytes
-        return (
-            sizes.part_bytes if microbatches(config, key.step) == config.train.microbatches else sizes.moving_part_bytes
-        )
+        return sizes.moving_part_bytes if is_moving_step(config, key.step) else sizes.part_bytes
 
     return Rules(
         microbatches=lambda step: microbatches(config, step),
