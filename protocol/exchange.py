@@ -5,6 +5,7 @@
                         +---- the donor went, refused, or nothing came -----+
 
 A donor that was asked in vain gets one chunk at a time until it answers again, so that it does not hold the rest up.
+After the second time it is no donor until it offers again: it may have given the blob up.
 A chunk whose digest is wrong is asked for again elsewhere; its donor is not asked for that blob any more.
 """
 
@@ -136,10 +137,20 @@ class Exchange:
 
     def again(self) -> list[AskChunk]:
         """Nothing came for long: ask again for what is under way, others first."""
+        silent = {donor for fetch in self._fetches.values() for donor in fetch.under_way.values()}
         for fetch in self._fetches.values():
-            for donor in set(fetch.under_way.values()):
-                self._in_vain.add(donor)
-                self._give_back(fetch, donor)
+            for donor in sorted(silent & {*fetch.under_way.values()}):
+                if donor in self._in_vain:
+                    self._part(fetch, donor)
+                else:
+                    self._give_back(fetch, donor)
+        self._in_vain |= silent
+        return self._ask()
+
+    def link_back(self, donor: str) -> list[AskChunk]:
+        """The link to `donor` was lost and is back: ask it again for what was under way."""
+        for fetch in self._fetches.values():
+            self._give_back(fetch, donor)
         return self._ask()
 
     def keep_peers(self, peers: Iterable[str]) -> list[AskChunk]:

@@ -265,7 +265,8 @@ class StageMachine:
     def _stalled(self, peer: str | None) -> list[Effect]:
         if self.view is None:
             return []
-        effects: list[Effect] = [*self._exchange.again(), *self._states.wants()]
+        asks = self._exchange.again() if peer is None else self._exchange.link_back(peer)
+        effects: list[Effect] = [*asks, *self._states.wants()]
         if self.lacking:
             return effects
         effects += self._flow.wants(peer)
