@@ -13,7 +13,7 @@ a group differ nobody applies, until a view says who is out.
 
 Whoever comes with a part for a step that is applied here gets the total. So a group that lost a member in the middle of
 a reduction ends it alike, if only one of them had all parts; and if none had, they do the lost one's microbatches
-themselves. A total is kept for two steps, longer while somebody follows.
+themselves. A part is kept until the next step is applied, a total for two steps, longer while somebody follows.
 """
 
 from __future__ import annotations
@@ -189,14 +189,10 @@ class Replication:
         return [(peer, key) for peer in group if peer != place.peer and self._part_of(peer) is None]
 
     def wants(self) -> list[Effect]:
-        """Questions for what is awaited and was not offered."""
+        """Questions for what is awaited: who has applied the step meanwhile offers the total instead of a part."""
         number = self._place.newest.number
-        unoffered = [
-            (peer, key)
-            for peer, key in self.awaited()
-            if peer not in self._offers and not self._exchange.has_donors(key) and key.step not in self._totals
-        ]
-        return [WantBlob(peer, number, key) for peer, key in unoffered]
+        awaited = [] if self._place.applied + 1 in self._totals else self.awaited()
+        return [WantBlob(peer, number, key) for peer, key in awaited]
 
     # Parts
 
@@ -223,4 +219,5 @@ class Replication:
 def _is_past(key: BlobKey, applied: int, oldest_total: int) -> bool:
     if key.kind is BlobKind.STATE:
         return False
-    return key.step <= (applied if key.kind is BlobKind.PART else oldest_total)
+    # The others may still be fetching the part of the step just applied; to apply the next one they need not.
+    return key.step <= (applied - 1 if key.kind is BlobKind.PART else oldest_total)
