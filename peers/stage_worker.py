@@ -194,11 +194,7 @@ class StageWorker:
 
     def _checkpoint(self, step: int) -> None:
         assert self._engine is not None
-        try:
-            self._parts.checkpoints.save(self.stage, step, self._engine.state())
-        except OSError as error:
-            # A full disk must not end the run: the last good checkpoint is still there.
-            logger.error("no checkpoint of step %d could be written: %s; the run goes on", step, error)
+        self._parts.checkpoints.save_or_say(self.stage, step, self._engine.state())
 
     # On the loop
 
