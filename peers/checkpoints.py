@@ -13,6 +13,7 @@ import hashlib
 import logging
 import math
 import re
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Checkpoints:
     # What a look at each file has shown: so `held` opens a file once, and a bad one is said once.
     _seen: dict[Path, tuple[_Stamp, bool]] = field(default_factory=dict, init=False, repr=False)
     _failing: set[int] = field(default_factory=set, init=False, repr=False)
+    # Own states and copies are written by several threads; one would take the other's file for a dead writer's.
+    _writing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def held(self) -> dict[int, list[int]]:
         """The steps held of each stage, whole files of this run only. Cheap: it reads headers, and each only once."""
@@ -64,14 +67,15 @@ class Checkpoints:
             OSError: the disk is full or the folder not writable; the earlier checkpoints are as they were.
         """
         path = self._path(stage, step)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         labels = self._labels(stage, step) | {"sha256": _digest(tensors)}
-        try:
-            write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
-        except SafetensorError as error:  # how it says that the disk is full
-            raise OSError(str(error)) from error
-        self._prune(stage, step)
+        with self._writing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
+            except SafetensorError as error:  # how it says that the disk is full
+                raise OSError(str(error)) from error
+            self._prune(stage, step)
         return path
 
     def save_or_say(self, stage: int, step: int, state: Mapping[str, torch.Tensor]) -> bool:

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,15 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="checkpoints"):
         Checkpoints(tmp_path / "checkpoints", "isle-0123", 2).save(0, 50, state())
     assert Checkpoints(tmp_path / "checkpoints", "isle-0123", 2).held() == {}
+
+
+def test_several_threads_may_write(checkpoints: Checkpoints) -> None:
+    """The compute thread its own state, others copies of other stages'."""
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda step: checkpoints.save(0, step, state(step)), range(1, 200)))
+    (steps,) = checkpoints.held().values()
+    for step in steps:
+        assert float(checkpoints.load(0, step)["weight/a"][0, 0]) == step
 
 
 # What is read
