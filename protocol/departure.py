@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.events import Effect, Release, StopAsked, short_peer
+from protocol.membership_events import Effect, Release, StopAsked, short_peer
 from protocol.losses import gone
 from protocol.placement import substitute
 from protocol.run_state import Phase, RunState
