@@ -42,7 +42,7 @@ class CoordinatorLine:
         self, addresses: Sequence[str], held: Mapping[int, Sequence[int]], speed: float, memory: int
     ) -> None:
         """Ask to be let in, or in again. The session tells a repeated question from a restart."""
-        self.tell(join_message(addresses, held, self._session))
+        self.tell(join_message(addresses, held, self._session, speed, memory))
 
     def add(self, report: StepReport) -> None:
         """A step's report, kept until `seen`."""
