@@ -35,6 +35,7 @@ class Kind(IntEnum):
     FORWARD = 1
     BACKWARD = 2
     CONTROL = 3
+    CHUNK = 4
 
 
 @dataclass(frozen=True, slots=True)
