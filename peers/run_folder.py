@@ -27,16 +27,12 @@ class Memory(TypedDict, total=False):
     """What a coordinator writes down before it acts on it, so that one that returns goes on where it was.
 
     Attributes:
-        next_view: the first view number that was never used.
-        view: the newest view, or None where no run is under way that could be taken over.
-        membership: the members, as `Membership.to_json` gives them.
+        membership: the newest view and the members, as `Membership.to_json` gives them.
         wire: what all daemons have sent, as `RunRecord.to_json` gives it.
-        listen: [host, port]: peers look for a coordinator that returns where it was.
+        listen: [host, port, announced address]: peers look for a coordinator that returns where it was.
     """
 
-    next_view: int
-    view: dict[str, Any] | None
-    membership: dict[str, Any] | None
+    membership: dict[str, Any]
     wire: dict[str, Any]
     listen: list[Any]
 
@@ -81,6 +77,10 @@ class RunFolder:
         """The folder of the peer that `launch` starts as `index`."""
         return self.root / "peers" / str(index)
 
+    def peers(self) -> list[Path]:
+        """The folders of all peers that `launch` ever started here: any of them may hold any stage's checkpoints."""
+        return sorted((self.root / "peers").glob("*/"))
+
     def exists(self) -> bool:
         """Whether a run was begun here."""
         return (self.root / "manifest.json").exists()
@@ -117,7 +117,7 @@ class RunFolder:
             body = open_record((self.root / "manifest.json").read_bytes(), "manifest", key.public)
             return Manifest.from_json(body), key
         except (OSError, ValueError, BadSignature, RemoteError) as error:
-            raise UserError(f"the run in {self.root} cannot be opened: {error}") from error
+            raise self.cannot_open(str(error)) from error
 
     def memory(self) -> Memory:
         """What the coordinator wrote down last.
@@ -127,14 +127,23 @@ class RunFolder:
         """
         path = self.root / "coordinator.json"
         if not path.exists():
-            return {"next_view": 1}
+            return {}
         try:
             memory: Memory = json.loads(path.read_text())
-            if int(memory["next_view"]) < 1:
-                raise ValueError("next_view is below 1")
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"the run in {self.root} cannot be opened: {path}: {error}") from error
+            if not isinstance(memory, dict) or not isinstance(memory.get("membership", {}), dict):
+                raise ValueError("it is not what a coordinator writes")
+        except (OSError, ValueError) as error:
+            raise self.cannot_open(f"{path}: {error}") from error
         return memory
+
+    def cannot_open(self, why: str) -> UserError:
+        """The error to raise where the run's files are of no use."""
+        return UserError(f"the run in {self.root} cannot be opened: {why}")
+
+    @property
+    def views(self) -> int:
+        """How many views were ever numbered."""
+        return int(self.memory().get("membership", {}).get("next_view", 1)) - 1
 
     def remember(self, changes: Memory) -> None:
         """Write `changes` down; what they do not name stays.

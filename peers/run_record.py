@@ -28,7 +28,7 @@ class RunRecord:
     def __init__(self, folder: RunFolder, manifest: Manifest) -> None:
         self._folder, self._manifest = folder, manifest
         self._table = StepTable(manifest.config)
-        self._ledger, self._own_before, self._tokens, self._known_after = _remembered(folder)
+        self._ledger, self._own_before, self._tokens, self._known_after, self.epoch = _remembered(folder)
         self._unwritten: list[dict[str, Any]] = []
         self._failing = False
         self.last_row: dict[str, Any] | None = None
@@ -39,15 +39,28 @@ class RunRecord:
         """The last step of which the row, and every earlier one, is in the file or can never be."""
         return self._unwritten[0]["step"] - 1 if self._unwritten else self._table.next_step - 1
 
-    def begin(self, first_step: int) -> None:
+    @property
+    def done(self) -> int:
+        """The same, but for being written."""
+        return self._table.next_step - 1
+
+    def begin(self, first_step: int, epoch: int) -> None:
         """The run starts, or its peers all begin again, with `first_step`: later rows are of an abandoned future."""
+        self.epoch = epoch
         self._count_rows()
         self._folder.forget_rows_after(first_step - 1)
         self._go_on(first_step)
 
-    def take_over(self) -> None:
-        """The run went on without a coordinator: its peers have the reports from the last row on."""
+    def take_over(self, epoch: int, restored: int) -> None:
+        """The run went on without a coordinator: its peers have the reports from the last row on.
+
+        Args:
+            epoch: that of the newest view. If the rows are of an earlier one, they end after step `restored`.
+        """
         self._count_rows()
+        if self.epoch < epoch:
+            self._folder.forget_rows_after(restored)
+        self.epoch = epoch
         rows = list(self._folder.rows())
         self._go_on(rows[-1]["step"] + 1 if rows else 1)
 
@@ -62,8 +75,9 @@ class RunRecord:
         self.last_row = rows[-1] if rows else None
         self.began = True
 
-    def restore(self, step: int) -> None:
-        """The peers go back to `step`; rows of later steps are written again."""
+    def restore(self, step: int, epoch: int) -> None:
+        """The peers go back to `step`, in a new epoch; rows of later steps are written again."""
+        self.epoch = epoch
         written = self._table.next_step > step + 1
         self._table.restore(step)
         if not written:
@@ -109,7 +123,8 @@ class RunRecord:
         """What must outlive this coordinator, beside the rows. `own` is what it has sent itself."""
         control = self._own_before + own.control
         step = self._table.next_step - 1 if self.began else self._known_after
-        return {"step": step, "tokens": self._tokens, "own": control, "ledger": self._ledger.to_json()}
+        known = {"epoch": self.epoch, "step": step, "tokens": self._tokens}
+        return {**known, "own": control, "ledger": self._ledger.to_json()}
 
     def report(self, end: End | None, peers: Sequence[dict[str, Any]], own: WireTotals) -> None:
         """Write the report. `own` is what the coordinator itself has sent, `peers` who is in it."""
@@ -132,10 +147,13 @@ class RunRecord:
             logger.error("%s cannot be written: %s", self._folder.report, error)
 
 
-def _remembered(folder: RunFolder) -> tuple[WireLedger, int, int, int | None]:
-    """The totals of earlier starts, what their coordinators sent, the tokens that both belong to, after which step."""
+def _remembered(folder: RunFolder) -> tuple[WireLedger, int, int, int | None, int]:
+    """The totals of earlier starts, what their coordinators sent, the tokens that both belong to, after which step, and
+    the epoch of the rows.
+    """
     try:
         wire = folder.memory()["wire"]
-        return WireLedger.from_json(wire["ledger"]), int(wire["own"]), int(wire["tokens"]), int(wire["step"])
+        numbers = [int(wire[name]) for name in ("own", "tokens", "step", "epoch")]
+        return WireLedger.from_json(wire["ledger"]), *numbers
     except (KeyError, TypeError, ValueError, BadFrame):
-        return WireLedger(), 0, 0, None
+        return WireLedger(), 0, 0, None, 0

@@ -50,7 +50,7 @@ def steps(folder: RunFolder) -> list[int]:
 
 def test_rows_are_seen_when_both_stages_reported(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     assert record.seen == 0
     record.add(A, [report(1, 0), report(2, 0)], 2)
     assert (record.seen, steps(folder)) == (0, [])
@@ -65,7 +65,7 @@ def test_what_cannot_be_written_is_not_seen_and_is_written_later(
         raise OSError(28, "No space left on device")
 
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     do(record, 1)
     with monkeypatch.context() as patched:
         patched.setattr(run_record, "append_lines", full)
@@ -78,33 +78,49 @@ def test_what_cannot_be_written_is_not_seen_and_is_written_later(
 
 def test_a_coordinator_that_returns_goes_on_after_its_last_row(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     do(record, 1, 2)
     record.add(A, [report(3, 0)], 3)  # noted in memory only
     with folder.metrics.open("a") as file:
         file.write('{"step": 3, "lo')
     again = RunRecord(folder, MANIFEST)
-    again.take_over()
+    again.take_over(0, 0)
     assert again.seen == 2
     assert do(again, 1, 2, 3, 4) == [3, 4] and steps(folder) == [1, 2, 3, 4]
 
 
 def test_a_restored_run_writes_its_rows_again(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     do(record, 1, 2, 3, 4)
-    record.restore(2)
+    record.restore(2, 1)
     assert (record.seen, steps(folder)) == (2, [1, 2]) and record.last_row is not None
     assert record.last_row["step"] == 2
     assert do(record, 3, 4, 5) == [3, 4, 5] and steps(folder) == [1, 2, 3, 4, 5]
 
 
+def test_a_coordinator_that_died_while_it_went_back_forgets_the_rows_when_it_returns(folder: RunFolder) -> None:
+    """The view of epoch 1 was stored, and nothing else."""
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    do(record, 1, 2, 3, 4)
+    folder.remember({"wire": record.to_json(NOTHING)})
+    again = RunRecord(folder, MANIFEST)
+    again.take_over(1, 2)
+    assert (again.seen, steps(folder)) == (2, [1, 2])
+    do(again, 3)
+    folder.remember({"wire": again.to_json(NOTHING)})
+    third = RunRecord(folder, MANIFEST)
+    third.take_over(1, 2)
+    assert (third.seen, steps(folder)) == (3, [1, 2, 3])
+
+
 def test_going_back_to_a_step_that_has_no_row_yet_forgets_none(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     do(record, 1)
     record.add(A, [report(2, 0), report(3, 0)], 3)
-    record.restore(2)
+    record.restore(2, 1)
     assert (record.seen, steps(folder)) == (1, [1])
     assert do(record, 3) == [] and [row["step"] for row in record.add(B, [report(2, 1)], 3)] == [2, 3]
 
@@ -112,14 +128,14 @@ def test_going_back_to_a_step_that_has_no_row_yet_forgets_none(folder: RunFolder
 def test_totals_are_of_all_daemons_over_all_starts(folder: RunFolder) -> None:
     """Peer a is restarted, peer b lives through the coordinator's death; each byte counts once."""
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     record.note(A, WireTotals(control=100, chunk_payload=7))
     record.note(B, WireTotals(control=10))
     do(record, 1)
     folder.remember({"wire": record.to_json(WireTotals(control=1000))})
     do(record, 2)  # after the last note: the rows tell of it
     again = RunRecord(folder, MANIFEST)
-    again.take_over()
+    again.take_over(0, 0)
     again.note(("a", "t"), WireTotals(control=5))
     again.note(B, WireTotals(control=30))
     do(again, 3)
@@ -133,9 +149,9 @@ def test_totals_are_of_all_daemons_over_all_starts(folder: RunFolder) -> None:
 
 def test_trained_tokens_count_also_where_the_run_went_back(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     do(record, 1, 2, 3)
-    record.restore(1)
+    record.restore(1, 1)
     do(record, 2)
     record.report(End(2, False, "done"), [], NOTHING)
     found = json.loads(folder.report.read_text())
@@ -144,7 +160,7 @@ def test_trained_tokens_count_also_where_the_run_went_back(folder: RunFolder) ->
 
 def test_the_end_writes_rows_of_which_a_report_is_lost(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
-    record.begin(1)
+    record.begin(1, 0)
     do(record, 1)
     record.add(B, [report(2, 1), report(3, 1)], 2)
     record.report(End(2, False, "stopped as asked"), [], NOTHING)
