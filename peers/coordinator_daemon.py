@@ -172,7 +172,7 @@ class CoordinatorDaemon:
 
     def _on_message(self, peer: str, message: dict[str, Any]) -> None:
         executive = self._executive
-        self._heard.add(peer)
+        self._heard |= {peer} & executive.membership.members.keys()
         match message["type"]:
             case "join":
                 executive.decide(parse_join(peer, message, self._stages))
@@ -220,4 +220,3 @@ class CoordinatorDaemon:
             if event is None:
                 return
             self._on_event(event)
-

@@ -1,7 +1,7 @@
 """The control messages between a coordinator and its peers: what comes is bounded and becomes events. Pure.
 
-    peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track
-    coordinator -> peer   admitted, view, seen, notice, released, turned_away, unknown, end
+peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track
+coordinator -> peer   admitted, view, seen, notice, released, turned_away, unknown, end
 """
 
 from __future__ import annotations

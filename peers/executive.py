@@ -73,8 +73,8 @@ class Executive:
         membership: Membership,
         clock: Callable[[], float],
     ) -> None:
-        self.membership, self.view, self.notice = membership, None, ""
-        self.view: View | None
+        self.membership, self.notice = membership, ""
+        self.view: View | None = None
         self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self.sessions: dict[str, str] = {}
         self.record = RunRecord(folder, manifest)
@@ -130,6 +130,8 @@ class Executive:
             self.sessions[peer] = session
             self.journal.note("join", f"peer {short_peer(peer)} joined", self.view is not None, peer=peer)
         self.tell(peer, {"type": "admitted"})
+        if self.membership.phase is Phase.WAITING and self.notice:
+            self.tell(peer, {"type": "notice", "text": self.notice})
         self._send_view(peer, 0)
 
     def _issue(self) -> None:

@@ -153,7 +153,7 @@ def _remembered(folder: RunFolder) -> tuple[WireLedger, int, int, int | None, in
     """
     try:
         wire = folder.memory()["wire"]
-        numbers = [int(wire[name]) for name in ("own", "tokens", "step", "epoch")]
-        return WireLedger.from_json(wire["ledger"]), *numbers
+        own, tokens, step, epoch = (int(wire[name]) for name in ("own", "tokens", "step", "epoch"))
+        return WireLedger.from_json(wire["ledger"]), own, tokens, step, epoch
     except (KeyError, TypeError, ValueError, BadFrame):
         return WireLedger(), 0, 0, None, 0

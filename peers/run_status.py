@@ -12,6 +12,7 @@ class MemberLike(Protocol):
     """What is asked of a member."""
 
     suspected: bool
+    away: str
 
     @property
     def step(self) -> int:
@@ -24,18 +25,20 @@ def describe_peers(view: View | None, members: Mapping[str, MemberLike]) -> list
     Roles: `replica` shares the work of its stage; `draining` still does, up to the view's first step; `follower` does
     not yet; `lost` did; `waiting` has no stage. `suspected` tells of those who are not heard as they should be.
     """
-    found: list[dict[str, Any]] = []
-    for stage, replicas in enumerate(view.stages if view else ()):
-        for replica in replicas:
-            member = members.get(replica.peer)
-            entry = {"peer": replica.peer, "stage": stage, "role": _role(replica), "weight": replica.weight}
-            found.append({**entry, "step": member.step if member else 0, "suspected": bool(member and member.suspected)})
+    found = [
+        _entry(replica.peer, stage, _role(replica), replica.weight, members.get(replica.peer))
+        for stage, replicas in enumerate(view.stages if view else ())
+        for replica in replicas
+    ]
     placed = {entry["peer"] for entry in found if entry["role"] != "lost"}
-    for peer, member in members.items():
-        if peer not in placed:
-            entry = {"peer": peer, "stage": None, "role": "waiting", "weight": 0.0}
-            found.append({**entry, "step": member.step, "suspected": member.suspected})
-    return found
+    waiting = [(peer, member) for peer, member in members.items() if peer not in placed]
+    return found + [_entry(peer, None, "waiting", 0.0, member) for peer, member in waiting]
+
+
+def _entry(peer: str, stage: int | None, role: str, weight: float, member: MemberLike | None) -> dict[str, Any]:
+    step = member.step if member is not None else 0
+    suspected = member is not None and (member.suspected or bool(member.away))
+    return {"peer": peer, "stage": stage, "role": role, "weight": weight, "step": step, "suspected": suspected}
 
 
 def _role(replica: Replica) -> str:

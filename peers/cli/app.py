@@ -94,8 +94,9 @@ def coordinator_start(
 ) -> None:
     """Open a run, print its invite, wait for peers, and show the training."""
     from peers.cli import coordinator as command
+    from peers.cli.coordinator_network import StartOptions
 
-    options = command.StartOptions(
+    options = StartOptions(
         steps, dir, resume, wait_for, no_newcomers, host, port, announce, print_config, verbose, with_parent
     )
     raise typer.Exit(command.start(run, options))

@@ -16,8 +16,8 @@ from peers.run_folder import RunFolder
 from peers.screen import Screen
 from protocol.config import RunConfig
 from protocol.errors import UserError
-from protocol.invite import Invite
 from protocol.events import End
+from protocol.invite import Invite
 
 
 def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tuple[RunConfig | None, RunFolder]:
@@ -73,7 +73,7 @@ def _open(config: RunConfig | None, folder: RunFolder, options: StartOptions) ->
 
 
 async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -> int:
-    from peers.coordinator_daemon import CoordinatorDaemon, CoordinatorOptions
+    from peers.coordinator_daemon import CoordinatorDaemon
 
     manifest = opened.manifest
     screen = Screen(console, manifest.config, manifest.unigram_loss)
@@ -90,7 +90,10 @@ async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -
             opened.key,
             opened.folder,
             screen,
-            CoordinatorOptions(opened.last_step, opened.resumed, options.wait_for, not options.no_newcomers),
+            opened.last_step,
+            opened.resumed,
+            options.wait_for,
+            not options.no_newcomers,
         )
         interrupted = asyncio.Event()
 

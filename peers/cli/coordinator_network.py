@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peers.addresses import check_listen, parts
+from peers.addresses import check_listen, parts, usable
 from peers.cli.common import listen_address, say
 from peers.leftovers import FolderLock
 from peers.run_folder import RunFolder
@@ -57,7 +57,7 @@ async def open_transport(opened: Opened, lock: FolderLock, options: StartOptions
     Raises:
         UserError: another coordinator of this run is at work, or the port is taken.
     """
-    known = addresses_of(opened.folder.memory()) if opened.resumed else []
+    known = _dialable(opened.folder) if opened.resumed else []
     if known and not await _look(opened, known):
         known = []
     host, port, announce = _where(opened, options)
@@ -86,24 +86,27 @@ def listened(options: StartOptions, folder: RunFolder, addresses: tuple[str, ...
 
 
 def _remembered(folder: RunFolder) -> tuple[str, int, str | None]:
-    found = folder.memory().get("listen") if folder.exists() else None
-    if not isinstance(found, list) or len(found) != 3:
-        return ANY_HOST, 0, None
-    return str(found[0]), int(found[1]), found[2]
+    host, port, announce = folder.memory().get("listen") or [ANY_HOST, 0, None]
+    return host, port, announce
 
 
 def _where(opened: Opened, options: StartOptions) -> tuple[str, int, str | None]:
     """Host, port and announced address: as asked, else as before, else any."""
-    host, port, announce = _remembered(opened.folder) if opened.resumed else (ANY_HOST, 0, None)
+    host, port, announce = _remembered(opened.folder)
     host, announce = options.host or host, options.announce or announce
     if options.port is not None or port == 0:
         return host, options.port or 0, announce
     try:
         check_listen([listen_address(host, port)])
+        return host, port, announce
     except UserError:
         say(f"port {port}, where this run's coordinator was, is taken: peers that still run may not find it elsewhere")
-        port = 0
-    return host, port, announce
+        return host, 0, announce
+
+
+def _dialable(folder: RunFolder) -> list[str]:
+    """Where the run's peers were. They named these addresses, so what is none is left out."""
+    return [address for address in usable(addresses_of(folder.memory())) if "p2p" in parts(address)]
 
 
 async def _look(opened: Opened, known: list[str]) -> bool:
