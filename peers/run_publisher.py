@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from peers.takeover import PUBLISH_SECONDS
+from peers import takeover
 from peers.transport import Transport
 from protocol.manifest import Manifest
 from protocol.records import MANIFEST, PROGRESS, VIEW, record_key, sign_record
@@ -38,7 +38,7 @@ class RunPublisher:
                 if newest is not None:
                     await self._store(VIEW, newest.to_json())
             await self._store(PROGRESS, {**progress(), "time": time.time()})
-            await asyncio.sleep(PUBLISH_SECONDS)
+            await asyncio.sleep(takeover.PUBLISH_SECONDS)
 
     async def _store(self, kind: str, body: dict[str, Any]) -> None:
         record = sign_record(self._key, kind, body, time.time() + RECORD_SECONDS)

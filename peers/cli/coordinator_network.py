@@ -80,13 +80,14 @@ def listened(options: StartOptions, folder: RunFolder, addresses: tuple[str, ...
     """[host, port, announced address] for a later return to the same place."""
     remembered = _remembered(folder)
     announce = options.announce or remembered[2]
-    ports = [] if announce else [int(port) for address in addresses if (port := parts(address).get("tcp"))]
+    ports = [] if announce else [int(known) for address in addresses if (known := parts(address).get("tcp"))]
     port = options.port or (ports[0] if ports else remembered[1])
     return [options.host or remembered[0], port, announce]
 
 
 def _remembered(folder: RunFolder) -> tuple[str, int, str | None]:
-    host, port, announce = folder.memory().get("listen") or [ANY_HOST, 0, None]
+    listen: list[Any] = folder.memory().get("listen") or [ANY_HOST, 0, None]
+    host, port, announce = listen
     return host, port, announce
 
 

@@ -108,7 +108,7 @@ def test_totals_add_and_subtract() -> None:
 
 
 def test_the_overhead_is_of_the_boundary() -> None:
-    """What replicas exchange is a payload of its own: it neither frames the boundary's tensors nor hides their frames."""
+    """What replicas exchange is a payload of its own: it neither frames the tensors nor hides their frames."""
     assert WireTotals(60, 4, 40, 2, 14).overhead_fraction == 0.2 and WireTotals().overhead_fraction == 0.0
     assert WireTotals(60, 4, 40, 2, 14, 10**6, 500).overhead_fraction == 0.2
     assert WireTotals(60, 4, 40, 2, 14).per_token(8, 2) == (4.0, 42 / 16)
