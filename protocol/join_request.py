@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.errors import BadFrame
-from protocol.events import JoinAsked
+from protocol.membership_events import JoinAsked
 from protocol.peer_report import MOST_STEPS, is_count, is_measure, is_text, parse_held
 
 MOST_ADDRESSES = 16

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from protocol.detector import Standing
-from protocol.events import Accused, Differs, Effect, LostTrack, TurnAway, short_peer
+from protocol.membership_events import Accused, Differs, Effect, LostTrack, TurnAway, short_peer
 from protocol.run_state import RunState
 from protocol.view_change import bereft, with_learner, without
 

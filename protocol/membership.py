@@ -26,7 +26,7 @@ from typing import Any
 
 from protocol import departure, losses, running, waiting
 from protocol.conduct import Conduct
-from protocol.events import (
+from protocol.membership_events import (
     Accused,
     Admit,
     Differs,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import BadFrame
-from protocol.events import Accused, Differs, Failed, Heard, LeaveAsked, Left, LostTrack
+from protocol.membership_events import Accused, Differs, Failed, Heard, LeaveAsked, Left, LostTrack
 from protocol.peer_report import LARGEST_STEP, LONGEST_HASH, LONGEST_PEER, is_count, is_text, parse_report
 
 LONGEST_REASON = 500

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.events import short_peer
+from protocol.membership_events import short_peer
 from protocol.stage_cost import StageCost
 
 GAIN = 0.2

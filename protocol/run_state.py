@@ -9,7 +9,7 @@ from enum import Enum, auto
 from protocol.agreement import Agreement
 from protocol.conduct import Conduct
 from protocol.detector import Detector
-from protocol.events import Effect, End, Issue, Notice, StopAsked
+from protocol.membership_events import Effect, End, Issue, Notice, StopAsked
 from protocol.pace import Pace
 from protocol.roster import Member, Roster
 from protocol.stage_cost import StageCost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol import departure, losses
-from protocol.events import Effect, Release, short_peer
+from protocol.membership_events import Effect, Release, short_peer
 from protocol.run_state import RunState
 from protocol.steering import Calm, next_learner, next_plan
 from protocol.view_change import drained, planned, with_learner, without

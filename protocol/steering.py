@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.agreement import Agreement
-from protocol.events import short_peer
+from protocol.membership_events import short_peer
 from protocol.placement import Move, better_place, neediest
 from protocol.roster import Roster
 from protocol.shares import better_shares, shares
