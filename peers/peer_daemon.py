@@ -1,8 +1,10 @@
 """A volunteer's daemon: joins a run, serves the stage it is given, stops when the run ends or its owner says so.
 
-    join --admitted--> waiting --view--> serving --end--> done
-                          |                 |
-                          +-----------------+--> failed: turned away, the stage cannot go on, nobody answers
+    join --admitted--> waiting --view--> serving --end, released--> done
+              ^           |                 |  ^
+              |           |                 |  +-- a view gives it another stage, or an earlier step: built anew
+              +-----------+-----------------+----> dropped: asks to join again
+                          +--> failed: turned away, the stage cannot go on, nobody answers
 
 The main loop handles transport events in order. Whatever goes wrong beside it (the stage, a timer) ends it through
 `Background.failure`, and the coordinator is told why.
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +21,18 @@ from typing import Any
 from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
+from peers.coordinator_line import CoordinatorLine
 from peers.data.run_data import RunData
+from peers.machine import free_memory, measured_speed
+from peers.neighbours import Neighbours
 from peers.opening import check_agreement
+from peers.patience import check_leaving, check_orphaned
+from peers.peer_inbox import PeerInbox
 from peers.peer_options import PeerOptions
+from peers.stage_compute import ComputeParts
+from peers.stage_files import StageFiles
 from peers.stage_worker import StageWorker, WorkerParts
-from peers.step_reports import StepReport, WireTotals
+from peers.step_reports import StepReport
 from peers.transport import (
     FrameReceived,
     FrameRefused,
@@ -34,26 +42,20 @@ from peers.transport import (
     TransportEvent,
     TransportLost,
 )
-from protocol.errors import BadFrame, IsthmusError, NetworkError, RemoteError, RunFailed, UserError
+from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, UserError
+from protocol.events import Stalled, ViewChanged
 from protocol.frame import Frame, Kind, control, parse_control
 from protocol.invite import Invite
-from protocol.join_request import join_message
 from protocol.manifest import Manifest
 from protocol.membership import short_peer
-from protocol.model.payload import PayloadCheck
 from protocol.records import VIEW
 from protocol.signing import open_record
-from protocol.stage_machine import Arrived, Stalled, ViewChanged
 from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
 ADMISSION_SECONDS = 30.0
-HEARTBEAT_SECONDS = 5.0
-ORPHAN_SECONDS = 120.0  # without the coordinator, nor what the stage waits for
-LEAVE_SECONDS = 15.0  # how long a peer that leaves waits for a coordinator that does not answer
-MOST_REPORTS = 10_000  # kept for a coordinator that is away
-MOST_REPORTS_SENT = 100  # in one message
+HEARTBEAT_SECONDS = 2.0
 
 Say = Callable[[str], None]
 
@@ -76,29 +78,37 @@ class PeerDaemon:
     ) -> None:
         check_agreement(manifest, data, options.basis_DK)
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
-        self._coordinator = invite.addresses[0].rsplit("/p2p/", 1)[-1]
         self._compute, self._background = ComputeThread(), Background()
-        config = manifest.config
-        self._parts = WorkerParts(
+        self._line = CoordinatorLine(transport, invite.addresses[0].rsplit("/p2p/", 1)[-1])
+        self._neighbours = Neighbours(transport, self._background, keep=self._line.peer)
+        self._inbox = PeerInbox(manifest.config)
+        config, folder = manifest.config, options.folder / "checkpoints"
+        parts = ComputeParts(
             config=config,
-            transport=transport,
             data=data,
-            compute=self._compute,
-            checkpoints=Checkpoints(options.folder / "checkpoints", manifest.run_id, config.checkpoint.keep),
-            background=self._background,
-            report=self._on_report,
+            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep),
             device=options.device,
             basis_DK=options.basis_DK,
             gradients=options.gradients,
         )
-        self._payload_check = PayloadCheck(config)
+        self._files = StageFiles(config, parts.checkpoints)
+        self._parts = WorkerParts(
+            compute_parts=parts,
+            transport=transport,
+            compute=self._compute,
+            files=self._files,
+            background=self._background,
+            send=self._neighbours.send,
+            report=self._on_report,
+            tell=self._line.tell,
+            tell_view=self._tell_view,
+        )
         self._worker: StageWorker | None = None
-        self._early: list[tuple[str, Frame]] = []
-        self._reports: list[StepReport] = []
-        self._request: dict[str, Any] = {}
+        self._view: View | None = None
+        self._record = ""
+        self._ability = (0.0, 0)
         self._admitted = False
         self._leaving_since: float | None = None
-        self._coordinator_heard = time.monotonic()
         self._end: dict[str, Any] | None = None
 
     async def run(self) -> str:
@@ -116,47 +126,53 @@ class PeerDaemon:
         except UserError:
             raise
         except Exception as error:
-            self._tell({"type": "failed", "reason": _reason(error)})
+            # What arithmetic cannot go on with here, it cannot at the other replicas either.
+            self._line.tell({"type": "failed", "reason": _reason(error), "fatal": isinstance(error, RunFailed)})
             if isinstance(error, RemoteError):
                 raise RunFailed(f"this stage cannot go on with what it was sent: {error}") from error
             raise
         finally:
             await self._close()
+        if self._end.get("type") == "released":
+            return "left the run; the others go on"
         outcome = f"the run ended after step {self._end.get('step')}: {self._end.get('reason')}"
         if self._end.get("failed"):
             raise RunFailed(outcome)
         return outcome
 
     def leave(self) -> None:
-        """The owner wants to go: ask the coordinator to wind the run down, so that no step is lost."""
+        """The owner wants to go: ask the coordinator to be released, so that no step is lost."""
         self._leaving_since = self._leaving_since or time.monotonic()
-        self._tell({"type": "leave"})
+        self._line.tell({"type": "leave"})
 
     async def _close(self) -> None:
         if self._worker is not None:
             await self._worker.close()
         await self._background.close()
         self._compute.close()
-        self._tell({"type": "goodbye", "wire": self._wire()})
+        self._line.goodbye()
         await self._transport.drain(3.0)
 
     # Joining
 
     async def _join(self) -> None:
-        for kind in (Kind.FORWARD, Kind.BACKWARD):
-            self._transport.limit(kind, self._payload_check.most(kind))
-        await self._transport.connect(self._coordinator, self._invite.addresses)
-        addresses, held = await self._transport.addresses(), self._parts.checkpoints.held()
-        self._request = join_message(addresses, held, secrets.token_hex(8))
+        for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.CHUNK):
+            self._transport.limit(kind, self._inbox.most(kind))
+        await self._transport.connect(self._line.peer, self._invite.addresses)
+        device = self._parts.compute_parts.device
+        self._ability = (await self._compute.run(lambda: measured_speed(device)), free_memory(device))
         self._background.spawn(self._beat())
         deadline = time.monotonic() + ADMISSION_SECONDS
         while not self._admitted and self._end is None:
-            self._tell(self._request)
+            await self._ask_to_join()
             await self._next()
             if time.monotonic() > deadline and not self._admitted:
                 raise NetworkError(f"the coordinator did not answer within {ADMISSION_SECONDS:.0f} s: is it running?")
-        if self._end is None:
-            self._say(f"joined run {self._manifest.run_id}; waiting for the other stages")
+        if self._end is None and self._worker is None:
+            self._say(f"joined run {self._manifest.run_id}; waiting for a stage")
+
+    async def _ask_to_join(self) -> None:
+        self._line.ask_to_join(await self._transport.addresses(), self._files.held(), *self._ability)
 
     # Events
 
@@ -170,114 +186,116 @@ class PeerDaemon:
 
     async def _on_event(self, event: TransportEvent) -> None:
         match event:
-            case FrameReceived(peer, frame) if frame.header.kind is Kind.CONTROL:
-                await self._on_control(peer, frame)
+            case FrameReceived(peer, frame) if peer == self._line.peer and frame.header.kind is Kind.CONTROL:
+                await self._on_coordinator(frame)
             case FrameReceived(peer, frame):
-                self._on_tensor(peer, frame)
+                await self._on_peer(peer, frame)
             case FrameRefused(peer, reason):
                 logger.warning("refused what %s sent: %s", short_peer(peer), reason)
             case LinkLost(peer, reason):
                 logger.warning("the link to %s broke: %s", short_peer(peer), reason)
+                self._neighbours.broken.add(peer)
             case LinkRestored(peer):
                 logger.info("the link to %s is back", short_peer(peer))
-                if self._worker is not None and peer != self._coordinator:
+                self._neighbours.broken.discard(peer)
+                if self._worker is not None and peer != self._line.peer:
                     self._worker.feed(Stalled(peer))
             case TransportLost(reason):
                 raise NetworkError(f"{reason}; the checkpoints are kept, resume the run from them")
 
-    def _on_tensor(self, peer: str, frame: Frame) -> None:
-        header = frame.header
+    async def _on_peer(self, peer: str, frame: Frame) -> None:
         try:
-            self._payload_check.check(header)
-        except BadFrame as error:
-            logger.warning("refused a tensor from %s: %s", short_peer(peer), error)
-            return
-        if self._worker is not None and header.stage != self._worker.stage:
-            logger.warning("refused a tensor from %s: it is for stage %d", short_peer(peer), header.stage)
-        elif self._worker is not None:
-            self._worker.feed(_arrived(peer, frame))
-        elif len(self._early) < 4 * (self._manifest.config.train.microbatches + 1):
-            self._early.append((peer, frame))
+            record = self._inbox.view_record(frame)
+            if record is not None:
+                await self._on_view(record)
+            elif self._worker is None:
+                self._inbox.hold(peer, frame)
+            else:
+                self._worker.feed(self._inbox.event(peer, frame, self._worker.stage))
+        except (RemoteError, ValueError) as error:
+            logger.warning("refused what %s sent: %s", short_peer(peer), error)
 
-    async def _on_control(self, peer: str, frame: Frame) -> None:
-        if peer != self._coordinator:
-            logger.warning("ignored a control message from %s, which is not the coordinator", short_peer(peer))
-            return
-        self._coordinator_heard = time.monotonic()
+    async def _on_coordinator(self, frame: Frame) -> None:
+        self._line.heard()
         try:
             message = parse_control(frame.payload)
-            view = self._take(message)
+            if message["type"] == "view":
+                self._admitted = True
+                await self._on_view(str(message["record"]))
+            else:
+                await self._on_order(message)
         except (RemoteError, KeyError, TypeError, ValueError) as error:
             logger.warning("ignored a message from the coordinator: %s", error)
-            return
-        if view is not None:
-            await self._on_view(view)
 
-    def _take(self, message: dict[str, Any]) -> View | None:
-        """Act on a message of the coordinator; a verified view is returned, since acting on it takes a while."""
+    async def _on_order(self, message: dict[str, Any]) -> None:
         match message["type"]:
             case "admitted":
                 self._admitted = True
-            case "unknown" if self._worker is None:
+            case "unknown":
                 # It dropped this peer while nothing could be heard from it (a laptop slept), or it was restarted.
-                self._tell(self._request)
+                await self._ask_to_join()
             case "turned_away":
                 self._background.fail(UserError(f"the coordinator turned this peer away: {message.get('reason')}"))
-            case "view":
-                self._admitted = True
-                record = str(message["record"]).encode()
-                return View.from_json(open_record(record, VIEW, self._invite.coordinator_key))
             case "seen":
-                seen = int(message["step"])
-                self._reports = [report for report in self._reports if report.step > seen]
-            case "end":
+                self._line.seen(int(message["step"]))
+            case "notice":
+                self._say(str(message["text"])[:500])
+            case "end" | "released":
                 self._end = message
-        return None
 
-    async def _on_view(self, view: View) -> None:
+    # Views
+
+    async def _on_view(self, record: str) -> None:
+        view = View.from_json(open_record(record.encode(), VIEW, self._invite.coordinator_key))
+        if self._view is not None and view.number <= self._view.number:
+            return
+        if self._view is not None and view.epoch > self._view.epoch:
+            self._line.forget_after(view.restored)
+        self._view, self._record = view, record
         stage = view.stage_of(self._transport.peer_id)
+        self._neighbours.changed(view, stage)
+        former = self._worker
+        if former is not None and not former.serves(view):
+            self._worker = None
+            await former.close()
         if stage is None:
-            logger.warning("ignored view %d, which has no stage for this peer", view.number)
+            if former is not None and self._leaving_since is None:
+                self._say(f"view {view.number} does without this peer; asking to join again")
+                await self._ask_to_join()
             return
         if self._worker is None:
             self._worker = await self._begin(view, stage)
         self._worker.feed(ViewChanged(view))
         await self._worker.checkpoint_at_end()
-        early, self._early = self._early, []
-        for peer, frame in early:
-            self._worker.feed(_arrived(peer, frame))
+        for peer, frame in self._inbox.release():
+            await self._on_peer(peer, frame)
 
     async def _begin(self, view: View, stage: int) -> StageWorker:
-        self._say(f"serving stage {stage} of {len(view.stages)} from step {view.first_step} on")
-        neighbours = [r for s in (stage - 1, stage + 1) if 0 <= s < len(view.stages) for r in view.stages[s]]
-        for neighbour in neighbours:
-            await self._transport.connect(neighbour.peer, neighbour.addresses)
-        worker = StageWorker(self._parts, stage, view.first_step - 1)
+        replica = view.replica(self._transport.peer_id)
+        held = replica.start == 0 or (replica.start == view.restored and replica.start in self._own_steps(stage))
+        how = f"from step {replica.start + 1} on" if held else f"as soon as it has the state after step {replica.start}"
+        self._say(f"serving stage {stage} of {len(view.stages)} {how}")
+        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking=not held)
         await worker.build()
         return worker
+
+    def _own_steps(self, stage: int) -> list[int]:
+        return self._files.held().get(stage, [])
+
+    def _tell_view(self, peer: str) -> None:
+        self._transport.send(peer, control({"type": "view", "record": self._record}))
 
     # Telling the coordinator
 
     def _on_report(self, report: StepReport) -> None:
-        self._reports = [*self._reports, report][-MOST_REPORTS:]
-        self._send_reports()
+        self._line.add(report)
+        self._send_report()
 
-    def _send_reports(self) -> None:
-        view = self._worker.machine.view if self._worker is not None else None
-        self._tell(
-            {
-                "type": "reports",
-                "reports": [report.to_json() for report in self._reports[:MOST_REPORTS_SENT]],
-                "wire": self._wire(),
-                "view": view.number if view is not None else 0,
-            }
-        )
-
-    def _wire(self) -> tuple[int, ...]:
-        return WireTotals.of(self._transport.counters).as_tuple()
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        self._transport.send(self._coordinator, control(message))
+    def _send_report(self) -> None:
+        idle = {"epoch": 0, "stage": None, "applied": None, "weights": "", "idle": True, "done": 0}
+        state = {**idle, "microbatch_seconds": None} if self._worker is None else self._worker.state()
+        broken = sorted(self._neighbours.broken - {self._line.peer})
+        self._line.report(self._view, {**state, "broken": broken}, self._files.held())
 
     # The clock
 
@@ -285,41 +303,24 @@ class PeerDaemon:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if self._admitted:
-                self._send_reports()
+                self._send_report()
             now = time.monotonic()
             if self._leaving_since is not None:
-                self._keep_leaving(now, self._leaving_since)
+                check_leaving(now - self._leaving_since, self._line.away())
+                self._line.tell({"type": "leave"})
             self._look_for_stall(now)
 
-    def _keep_leaving(self, now: float, since: float) -> None:
-        if now - max(since, self._coordinator_heard) > LEAVE_SECONDS:
-            raise NetworkError(
-                f"left without the coordinator, which was not heard for {LEAVE_SECONDS:.0f} s; "
-                "the last checkpoint is kept"
-            )
-        self._tell({"type": "leave"})
-
     def _look_for_stall(self, now: float) -> None:
-        missing = "a view" if self._worker is None else self._worker.machine.waits_for()
-        away = now - self._coordinator_heard
-        waited = away if self._worker is None else self._worker.stall.waited(now)
-        finished = self._worker is not None and self._worker.machine.finished
+        worker, away = self._worker, self._line.away()
+        missing = "a view" if worker is None else worker.machine.waits_for()
+        finished = worker is not None and worker.machine.finished
         if missing == "nothing" and not finished:
             return
-        if min(waited, away) > ORPHAN_SECONDS:
-            what = "the run's end" if finished else missing
-            raise NetworkError(
-                f"nothing was heard for {ORPHAN_SECONDS:.0f} s from the coordinator, nor {what}; "
-                "the checkpoints are kept, resume when they are reachable again"
-            )
-        if self._worker is not None and not finished and self._worker.stall.due(now):
-            logger.info("waiting for %s; sending again what may have been lost", missing)
-            self._worker.feed(Stalled())
-
-
-def _arrived(peer: str, frame: Frame) -> Arrived:
-    h = frame.header
-    return Arrived(peer, h.kind, h.view, h.step, h.microbatch, frame.payload, h.codec)
+        waited = away if worker is None else worker.stall.waited(now)
+        check_orphaned("the run's end" if finished else missing, waited, away)
+        if worker is not None and not finished and worker.stall.due(now):
+            logger.info("waiting for %s; asking again", missing)
+            worker.feed(Stalled())
 
 
 def _reason(error: Exception) -> str:

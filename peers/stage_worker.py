@@ -1,8 +1,10 @@
 """The stage worker: carries out what the step protocol decides, with the engine, the transport and the disk.
 
-transport events --> StageMachine --> Compute      --> compute thread --> Computed --> StageMachine
-                                  --> Send         --> transport
-                                  --> StepApplied  --> report, checkpoint
+transport events --> StageMachine --> Compute               --> compute thread --> Computed, Spoiled --> StageMachine
+                                  --> Send, offers, chunks  --> transport
+                                  --> KeepState, FindState  --> disk
+                                  --> StepApplied, Ready    --> report
+                                  --> Differs, Accuse, ...  --> coordinator
 """
 
 from __future__ import annotations
@@ -12,38 +14,50 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
-from safetensors.torch import save_file
+from typing import Any
 
 from peers.background import Background
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
-from peers.data.run_data import RunData
-from peers.files import write_atomically
+from peers.stage_compute import ComputeParts, Spoilt, StageCompute
+from peers.stage_files import StageFiles
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
-from protocol.basis_microbatch import is_basis_microbatch, microbatches
+from protocol.basis_microbatch import is_basis_microbatch, is_moving_step, microbatches
+from protocol.blob import BlobKey, BlobKind
 from protocol.config import RunConfig
-from protocol.errors import RemoteError
-from protocol.frame import Buffer, Frame, Header
-from protocol.membership import short_peer
-from protocol.model.engine import StageEngine
-from protocol.model.payload import BASIS_CODEC
-from protocol.schedule import learning_rate
-from protocol.stage_machine import (
+from protocol.effects import (
+    Accuse,
+    AskChunk,
     Compute,
-    Computed,
+    Differs,
     Effect,
-    Event,
+    FindState,
+    KeepState,
+    LostTrack,
+    Payload,
+    Ready,
     Refuse,
     Send,
-    StageMachine,
+    SendChunk,
+    SendGone,
+    SendOffer,
+    SendTaken,
+    SendWant,
     StepApplied,
+    WantBlob,
 )
+from protocol.events import Computed, Event, Spoiled, StateFound
+from protocol.frame import Frame, Header
+from protocol.membership import short_peer
+from protocol.messages import to_frame
+from protocol.model.payload import BASIS_CODEC
+from protocol.model.stage_sizes import stage_sizes
+from protocol.place import Rules
+from protocol.schedule import learning_rate
+from protocol.stage_machine import StageMachine
 from protocol.stall import StallTimer
-from protocol.work import Verb
+from protocol.view import Replica, View
 
 logger = logging.getLogger(__name__)
 
@@ -52,45 +66,88 @@ STALL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker is given: the run, this peer's share of it, and the outside."""
+    """What a worker is given: the run, this peer's share of it, and the outside.
 
-    config: RunConfig
+    Attributes:
+        send: sends a frame to a peer.
+        report: takes each step's report.
+        tell: takes what the coordinator must know.
+        tell_view: sends the newest view to a peer.
+    """
+
+    compute_parts: ComputeParts
     transport: Transport
-    data: RunData
     compute: ComputeThread
-    checkpoints: Checkpoints
+    files: StageFiles
     background: Background
+    send: Callable[[str, Frame], None]
     report: Callable[[StepReport], None]
-    device: str = "cpu"
-    basis_DK: torch.Tensor | None = None  # of a run with boundary.basis = "file"
-    gradients: Path | None = None  # where to keep each step's gradients, for --verify
+    tell: Callable[[dict[str, Any]], None]
+    tell_view: Callable[[str], None]
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's."""
+        return self.compute_parts.config
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """This peer's."""
+        return self.compute_parts.checkpoints
+
+
+def rules_of(config: RunConfig) -> Rules:
+    """The run's rules for the step protocol."""
+
+    def blob_bytes(key: BlobKey) -> int:
+        sizes = stage_sizes(config, key.stage)
+        if key.kind is BlobKind.STATE:
+            return sizes.state_bytes
+        return sizes.moving_part_bytes if is_moving_step(config, key.step) else sizes.part_bytes
+
+    return Rules(
+        microbatches=lambda step: microbatches(config, step),
+        window=config.pipeline.window,
+        blob_bytes=blob_bytes,
+        copies=lambda step: config.checkpoint.copies if step % config.checkpoint.every == 0 else 0,
+    )
 
 
 class StageWorker:
-    """Serves `stage` from the state after `applied` steps on. When it cannot go on, `parts.background` fails."""
+    """Serves `stage` as `replica` says, from the state after `replica.start` on.
 
-    def __init__(self, parts: WorkerParts, stage: int, applied: int) -> None:
-        self._parts, self.stage = parts, stage
+    When it cannot go on, `parts.background` fails.
+    """
+
+    def __init__(self, parts: WorkerParts, stage: int, replica: Replica, epoch: int, lacking: bool) -> None:
+        self._parts, self.stage, self.epoch, self.start = parts, stage, epoch, replica.start
         config = parts.config
-        self.machine = StageMachine(
-            parts.transport.peer_id, lambda step: microbatches(config, step), config.pipeline.window, applied
-        )
+        self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
         self._missing, self._closing = "", False
-        self._computing: asyncio.Future[Buffer | None] | None = None
-        self._engine: StageEngine | None = None
-        self._losses: dict[int, float] = {}
-        self._norm = 0.0
+        self._computing: asyncio.Future[Payload] | None = None
+        self._stage: StageCompute | None = None
+        self._told: set[tuple[str, int]] = set()
         self._step_began, self._busy_before = time.monotonic(), 0.0
 
     async def build(self) -> None:
-        """Build the stage, from its checkpoint if it has applied steps before.
+        """Build the stage, from its checkpoint if it has applied steps before and is not to fetch its state.
 
         Raises:
             RunFailed: there is no whole checkpoint of that step.
         """
-        self._engine = await self._parts.compute.run(self._make_engine)
-        self._step_began, self._busy_before = time.monotonic(), self._parts.compute.busy_seconds
+        parts, machine = self._parts, self.machine
+        self._stage = await parts.compute.run(
+            lambda: StageCompute(parts.compute_parts, self.stage, machine.applied, machine.lacking)
+        )
+        self._step_began, self._busy_before = time.monotonic(), parts.compute.busy_seconds
+
+    def serves(self, view: View) -> bool:
+        """Whether this worker is the one that `view` asks of this peer."""
+        peer = self.machine.peer
+        if view.stage_of(peer) != self.stage or view.epoch != self.epoch:
+            return False
+        return view.replica(peer).start == self.start
 
     def feed(self, event: Event) -> None:
         """Let the protocol handle `event`, and carry out what it decides."""
@@ -103,9 +160,12 @@ class StageWorker:
 
     async def checkpoint_at_end(self) -> None:
         """Write the checkpoint of the last step if a view made it the last only after it was applied."""
-        step = self.machine.applied
-        if self.machine.finished and step and step not in self._parts.checkpoints.held().get(self.stage, ()):
-            await self._parts.compute.run(lambda: self._checkpoint(step))
+        step, stage = self.machine.applied, self._stage
+        if stage is None or not self.machine.finished or not step:
+            return
+        if step not in self._parts.files.held().get(self.stage, ()):
+            await self._parts.compute.run(lambda: stage.checkpoint(step))
+            self._parts.files.changed()
 
     async def close(self) -> None:
         """Start nothing more, and wait until what runs on the compute thread has ended."""
@@ -113,110 +173,100 @@ class StageWorker:
         if self._computing is not None:
             await asyncio.wait({self._computing})
 
-    def _make_engine(self) -> StageEngine:
-        parts = self._parts
-        engine = StageEngine(parts.config, self.stage, parts.device, parts.basis_DK)
-        if self.machine.applied:
-            state = parts.checkpoints.load(self.stage, self.machine.applied)
-            engine.load(state, self.machine.applied)
-        return engine
+    def state(self) -> dict[str, Any]:
+        """What the coordinator is told of this worker in each report."""
+        machine, stage = self.machine, self._stage
+        return {
+            "epoch": self.epoch,
+            "stage": self.stage,
+            "applied": None if machine.lacking else machine.applied,
+            "weights": "" if stage is None else stage.numbers.weights,
+            "idle": machine.waits_for() != "nothing" or machine.finished,
+            "done": 0 if stage is None else stage.actions_done,
+            "microbatch_seconds": None if stage is None else stage.microbatch_seconds,
+        }
+
+    # Effects
 
     def _perform(self, effect: Effect) -> None:
+        send, tell = self._parts.send, self._parts.tell
         match effect:
             case Compute():
                 self._start(effect)
             case Send():
-                self._parts.transport.send(effect.peer, self._frame(effect))
-            case Refuse(peer, reason):
-                logger.warning("refused what %s sent: %s", short_peer(peer), reason)
+                send(effect.peer, self._frame(effect))
+            case SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendWant() | WantBlob() | SendGone():
+                send(effect.peer, to_frame(effect))
             case StepApplied(step):
                 self._report(step)
+            case Ready(step):
+                logger.info("has the state of stage %d after step %d", self.stage, step)
+            case KeepState(blob):
+                self._parts.background.spawn(self._parts.files.keep(blob))
+            case FindState(peer, key):
+                self._parts.background.spawn(self._find(peer, key))
+            case Refuse():
+                self._refuse(effect)
+            case Differs(step, hashes):
+                logger.warning("the replicas' weights differ before step %d: %s", step, dict(hashes))
+                tell({"type": "differs", "step": step, "hashes": dict(hashes)})
+            case Accuse(peer, reason):
+                logger.warning("what %s sent is no use: %s", short_peer(peer), reason)
+                tell({"type": "accuse", "peer": peer, "reason": reason[:300]})
+            case LostTrack(reason):
+                logger.warning("lost track: %s", reason)
+                tell({"type": "lost_track", "reason": reason[:300]})
+
+    def _refuse(self, refusal: Refuse) -> None:
+        # Around every new view some frames are of the old one.
+        level = logging.INFO if refusal.stale else logging.WARNING
+        logger.log(level, "refused what %s sent: %s", short_peer(refusal.peer), refusal.reason)
+        if refusal.stale and self.machine.view is not None:
+            told = (refusal.peer, self.machine.view.number)
+            if told not in self._told:
+                self._told.add(told)
+                self._parts.tell_view(refusal.peer)
+
+    async def _find(self, peer: str, key: BlobKey) -> None:
+        blob = await self._parts.files.find(key)
+        if not self._closing:
+            self.feed(StateFound(peer, key, blob))
 
     def _start(self, work: Compute) -> None:
         if self._closing:
             return
-        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: self._run(work)))
+        stage, view = self._stage, self.machine.view
+        assert stage is not None and view is not None
+        last_step = view.last_step
+        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: stage.run(work, last_step)))
         self._parts.background.spawn(self._finish(work, self._computing))
 
-    async def _finish(self, work: Compute, computing: asyncio.Future[Buffer | None]) -> None:
-        payload = await asyncio.shield(computing)
-        if not self._closing:
-            self.feed(Computed(work.action, payload))
-
-    # On the compute thread
-
-    def _run(self, work: Compute) -> Buffer | None:
-        match work.action.verb:
-            case Verb.FORWARD:
-                return self._forward(work)
-            case Verb.BACKWARD:
-                assert self._engine is not None
-                if self._is_basis(work):
-                    return self._engine.backward_basis(work.payload)
-                return self._engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
-            case _:
-                self._apply(work.step)
-                return None
-
-    def _forward(self, work: Compute) -> Buffer | None:
-        assert self._engine is not None
-        microbatch = work.action.microbatch
-        if self._is_basis(work):
-            return self._engine.forward_basis().payload
-        if self.stage == 0:
-            ids = self._parts.data.microbatch(self._parts.config, work.step, microbatch)
-            forwarded = self._engine.forward_ids(work.step, microbatch, ids)
-        elif work.payload is None:
-            raise RemoteError(f"expected coordinates for step {work.step}, microbatch {microbatch}, got nothing")
-        else:
-            forwarded = self._engine.forward(work.step, microbatch, work.payload, work.codec)
-        if forwarded.loss is not None:
-            self._losses[microbatch] = forwarded.loss
-        return forwarded.payload
-
-    def _is_basis(self, work: Compute) -> bool:
-        return is_basis_microbatch(self._parts.config, work.step, work.action.microbatch)
-
-    def _apply(self, step: int) -> None:
-        assert self._engine is not None
-        gradients = self._engine.average()
-        if self._parts.gradients is not None:
-            labels = {str(m): repr(loss) for m, loss in self._losses.items()}
-            self._parts.gradients.mkdir(parents=True, exist_ok=True)
-            path = self._parts.gradients / f"step-{step:08d}-stage-{self.stage}.safetensors"
-            tensors = {name: tensor.cpu().contiguous() for name, tensor in gradients.items()}
-            write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
-        self._norm = self._engine.apply(step)
-        config = self._parts.config
-        assert self.machine.view is not None
-        if step % config.checkpoint.every == 0 or step == self.machine.view.last_step:
-            self._checkpoint(step)
-
-    def _checkpoint(self, step: int) -> None:
-        assert self._engine is not None
+    async def _finish(self, work: Compute, computing: asyncio.Future[Payload]) -> None:
+        event: Event
         try:
-            self._parts.checkpoints.save(self.stage, step, self._engine.state())
-        except OSError as error:
-            # A full disk must not end the run: the last good checkpoint is still there.
-            logger.error("no checkpoint of step %d could be written: %s; the run goes on", step, error)
-
-    # On the loop
+            event = Computed(work.action, await asyncio.shield(computing))
+        except Spoilt as error:
+            event = Spoiled(work.action, error.peer, str(error))
+        if not self._closing:
+            self.feed(event)
 
     def _frame(self, send: Send) -> Frame:
-        assert self._engine is not None
+        assert self._stage is not None
         is_basis = is_basis_microbatch(self._parts.config, send.step, send.microbatch)
-        length, codec = len(send.payload), BASIS_CODEC.tag if is_basis else self._engine.codec_tag(send.kind)
+        length, codec = len(send.payload), BASIS_CODEC.tag if is_basis else self._stage.engine.codec_tag(send.kind)
         header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, codec)
         return Frame(header, send.payload)
 
     def _report(self, step: int) -> None:
-        now, busy = time.monotonic(), self._parts.compute.busy_seconds
-        losses, self._losses = self._losses, {}
+        assert self._stage is not None
+        now, busy, numbers = time.monotonic(), self._parts.compute.busy_seconds, self._stage.numbers
+        if step % self._parts.config.checkpoint.every == 0 or self.machine.finished:
+            self._parts.files.changed()
         report = StepReport(
             step=step,
             stage=self.stage,
-            loss=sum(losses.values()) / len(losses) if losses else None,
-            gradient_norm=self._norm,
+            loss=numbers.loss,
+            gradient_norm=numbers.norm,
             learning_rate=learning_rate(step, self._parts.config.train),
             seconds=now - self._step_began,
             compute_seconds=busy - self._busy_before,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.membership_events import Effect, Release, StopAsked, short_peer
 from protocol.losses import gone
+from protocol.membership_events import Effect, Release, StopAsked, short_peer
 from protocol.placement import substitute
 from protocol.run_state import Phase, RunState
 from protocol.view_change import with_last_step

@@ -46,3 +46,11 @@ class BadFrame(RemoteError):
 
 class BadSignature(RemoteError):
     """A signed record whose signature does not match its key."""
+
+
+class BadPart(RemoteError):
+    """A replica's part of a step is not what it must be. `index` is its place among the parts that were given."""
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index

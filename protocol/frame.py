@@ -4,8 +4,8 @@
     | "Is" | version| kind| view  | step  | microbatch | stage| codec| length | payload ...
 
 All integers are little-endian and unsigned. `stage` is the destination. A tensor frame's payload is laid out by
-`protocol.model.payload`; a control frame's is one JSON object with a `type`. A receiver knows each kind's largest
-payload from the run's manifest and refuses a longer one before it allocates it.
+`protocol.model.payload`, a chunk's by `protocol.blob`; a control frame's is one JSON object with a `type`. A receiver
+knows each kind's largest payload from the run's manifest and refuses a longer one before it allocates it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class Kind(IntEnum):
     FORWARD = 1
     BACKWARD = 2
     CONTROL = 3
+    CHUNK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A frame's fixed part. `view`, `step`, `microbatch`, `stage` and `codec` are 0 in a control frame."""
+    """A frame's fixed part. `view`, `step`, `microbatch`, `stage` and `codec` are 0 in a control frame and a chunk."""
 
     kind: Kind
     length: int

@@ -10,7 +10,7 @@ an update of their own (`protocol.confined_adamw`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,8 +44,11 @@ class StageOptimizer:
         settings: dict[str, Any] = {
             "lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon,
         }  # fmt: skip
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self._shapes = state_shapes(shapes, train, self._axes)
+        self._sums: dict[str, torch.Tensor] = {}
         free = [name for name in parameters if name not in self._axes]
-        orthogonal = [name for name in free if train.optimizer == "muon" and _is_hidden_matrix(name, parameters[name])]
+        orthogonal = [name for name in free if f"moment2/{name}" not in self._shapes]
         elementwise = [name for name in free if name not in orthogonal]
         self._confined = (
             None if full_size is None else ConfinedAdamW(self._groups(self._axes), full_size.basis_DK, **settings)
@@ -84,12 +87,34 @@ class StageOptimizer:
     def _master(parameter: nn.Parameter) -> torch.Tensor:
         return parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone()
 
-    def average(self, microbatches: int) -> None:
-        """Turn the summed gradients of a step into their mean over its microbatches."""
+    def gradient_sums(self) -> dict[str, torch.Tensor]:
+        """The gradients summed so far, in the parameters' type; 0 where there is none yet."""
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self._parameters.items()
+        }
+
+    def load_sums(self, sums: Mapping[str, torch.Tensor]) -> None:
+        """Take `sums`, float32, for the step's summed gradients. They are the optimiser's from now on."""
+        self._sums = {name: sums[name].to(parameter.device) for name, parameter in self._parameters.items()}
+
+    def discard(self) -> None:
+        """Forget the gradients of the step."""
+        self._sums = {}
         for parameter in self._parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.div_(microbatches)
+            parameter.grad = None
+
+    def average(self, microbatches: int) -> None:
+        """Turn the summed gradients of a step into their mean over its microbatches, in the parameters' type."""
+        for name, sums in self._sums.items():
+            # Divided in float32 and then rounded: once, not twice.
+            self._parameters[name].grad = sums.div_(microbatches).to(self._parameters[name].dtype)
+        if not self._sums:
+            for parameter in self._parameters.values():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.div_(microbatches)
+        self._sums = {}
 
     def apply(self, step: int) -> float:
         """Clip, update with the learning rate of `step`, clear the gradients. Returns the norm before clipping.
@@ -142,7 +167,7 @@ class StageOptimizer:
             for name, parameter in self._parameters.items():
                 if self._masters[name] is not parameter:
                     parameter.copy_(self._masters[name])
-                parameter.grad = None
+        self.discard()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Weights (the float32 copies where they exist) and moments, by `weight/NAME`, `moment1/NAME`, ...
@@ -154,7 +179,8 @@ class StageOptimizer:
             moments = self._optimizer_of[name].state.get(master, {})
             state[f"weight/{name}"] = master.detach()
             for part, held in self._moments_of(name).items():
-                state[f"{part}/{name}"] = moments.get(held, master.new_zeros(self._shape(part, name)))
+                key = f"{part}/{name}"
+                state[key] = moments.get(held, master.new_zeros(self._shapes[key]))
         return state
 
     def _moments_of(self, name: str) -> dict[str, str]:
@@ -162,9 +188,9 @@ class StageOptimizer:
         first = {"moment1": "exp_avg"}
         return first if isinstance(self._optimizer_of[name], Muon) else first | {"moment2": "exp_avg_sq"}
 
-    def _shape(self, part: str, name: str) -> tuple[int, ...]:
-        shape = tuple(self._masters[name].shape)
-        return shared_shape(shape, self._axes[name]) if part == "moment2" and name in self._axes else shape
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights, in float32 (the copies where they exist), on the device; valid until the next `apply`."""
+        return {name: master.detach() for name, master in self._masters.items()}
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
         """Continue from `state`, which was taken after `step` was applied.
@@ -194,12 +220,31 @@ class StageOptimizer:
         self._write_back()
 
 
+def state_shapes(
+    parameters: Mapping[str, tuple[int, ...]], train: TrainConfig, axes: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of `StageOptimizer.state`, all float32, without what a moving basis adds.
+
+    Args:
+        parameters: their shapes by name.
+        axes: of those that are confined at full size, the axis along which the stream lies.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in parameters.items():
+        shapes[f"weight/{name}"] = shapes[f"moment1/{name}"] = shape
+        if name in axes:
+            shapes[f"moment2/{name}"] = shared_shape(shape, axes[name])
+        elif train.optimizer != "muon" or not _is_hidden_matrix(name, shape):
+            shapes[f"moment2/{name}"] = shape
+    return shapes
+
+
 def _is_decayed(name: str, parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1 and "embedding." not in name
 
 
-def _is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
-    return parameter.dim() == 2 and name.startswith("layers.")
+def _is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and name.startswith("layers.")
 
 
 def _clip(parameters: Iterable[torch.Tensor], limit: float) -> float:

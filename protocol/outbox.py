@@ -1,4 +1,4 @@
-"""What a peer has sent and may have to send again."""
+"""What a peer has sent and may have to send again: to the same neighbour, or to the one that takes its place."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Kind, int, int], Any] = {}
+        self._answered: set[tuple[int, int]] = set()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -25,16 +26,17 @@ class Outbox:
         """What was sent, if it is still kept."""
         return self._kept.get((kind, step, microbatch))
 
-    def forget(self, kind: Kind, step: int, microbatch: int) -> None:
-        """It is known to have arrived."""
-        self._kept.pop((kind, step, microbatch), None)
+    def answered(self, step: int, microbatch: int) -> None:
+        """The gradient of a forward is here: who got it needs it no more, but an heir of his might."""
+        self._answered.add((step, microbatch))
 
     def forget_before(self, step: int) -> None:
-        """Everything of earlier steps is known to have arrived."""
+        """Nobody can need anything of earlier steps."""
         self._kept = {key: payload for key, payload in self._kept.items() if key[1] >= step}
+        self._answered = {key for key in self._answered if key[0] >= step}
 
-    def kept(self, gradients: bool) -> Iterator[tuple[Kind, int, int, Any]]:
-        """What is kept: forwards, and gradients too if asked for."""
+    def unanswered(self) -> Iterator[tuple[Kind, int, int, Any]]:
+        """The gradients, and the forwards whose gradient is not here."""
         for (kind, step, microbatch), payload in list(self._kept.items()):
-            if gradients or kind is Kind.FORWARD:
+            if kind is Kind.BACKWARD or (step, microbatch) not in self._answered:
                 yield kind, step, microbatch, payload

@@ -1,9 +1,9 @@
 """Routes: which replica of each stage serves a microbatch. A pure function of the view, so nobody is asked.
 
 Weighted rendezvous hashing with bounded loads. Every replica has a score for (step, microbatch), the score
-`-weight / ln(u)` with u uniform in (0, 1) of Mosko 2015 (draft "weighted HRW") and Resch 2015; the highest wins, as long
-as the winner has not had its share of the step. Without that bound two equal replicas share 8 microbatches as 5 to 3 on
-average, and a step lasts as long as its busiest replica.
+`-weight / ln(u)` with u uniform in (0, 1) of Mosko 2015 (draft "weighted HRW") and Resch 2015; the highest wins, as
+long as the winner has not had its share of the step. Without that bound two equal replicas share 8 microbatches as 5 to
+3 on average, and a step lasts as long as its busiest replica.
 
 Losses: a step is first shared among all that were in it, the lost ones too. Then the microbatches of each lost
 replica, in the order of the losses, go to those that are left, and nobody else's move: what a replica had stays with it

@@ -1,310 +1,303 @@
 """The step protocol at one peer: events in, effects out. No I/O, no clock, no tensors; payloads are opaque.
 
 Rules
-  1. One compute action runs at a time; `protocol.step_state` picks it.
-  2. A forward goes to the next stage's replica for that microbatch, its gradient comes back from there and goes to
-     the previous stage's. Routes are `protocol.route` over the newest view.
-  3. When every microbatch routed here is done, APPLY; then the next step starts. Nobody is asked.
-  4. Messages are sent at least once and take effect once, by (step, microbatch, direction). A sender keeps a
-     forward until its gradient is back, and a step's gradients until it has applied the *next* step: by then the
-     previous stage has sent forwards of that next step, so it had them all.
-  5. A forward that comes again for a finished microbatch means that its gradient was lost: the gradient is sent
-     again. So a stalled stage need only send its open forwards again, and losses heal down the whole pipeline.
-  6. What carries an older view is refused with the reason. What carries a newer one waits for that view.
-     A new view sends everything kept again, under its number.
-  7. What is held early (frames of the next step, or of a view still to come) is bounded, for each sender and for
-     all; a repeat takes no room. With a view, only that view's peers are given room.
+  1. One compute action runs at a time.
+  2. Everything follows from the newest view by pure functions: routes, groups, holders (`protocol.place`).
+  3. When every microbatch routed here is done, the step is reduced and applied (`protocol.replication`); then the next
+     one starts. Nobody is asked.
+  4. Messages are sent at least once and take effect once, by (step, microbatch, direction); blobs are named by what is
+     in them. What was sent is kept until all replicas of the neighbour have applied its step (`protocol.step_flow`).
+  5. Who misses something asks for it: after a stall, after a view, when a link is back. A forward that comes again for
+     a finished microbatch means that its gradient was lost: the gradient is sent again.
+  6. What carries an older view is refused with the reason, and its sender told the newest. What carries a newer one
+     waits for that view, within bounds (`protocol.early`).
+  7. A newcomer begins by fetching a state (`protocol.state_transfer`), then applies the totals of the others, until a
+     view gives it a share.
 
-    view ----------> [ idle ] --first view--> [ step t ] --APPLY done, t = last_step--> [ finished ]
-                                               ^      |
-                                               +------+ APPLY done, t < last_step
+    [ no view ] --view--> [ lacks its state ] --LOAD--> [ step t ] --APPLY done, t = last_step--> [ finished ]
+          |                                              ^      |
+          +------------- view, has its state ------------+      |
+                                                         +------+ APPLY done, t < last_step
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
+from protocol.blob import BlobKind
+from protocol.early import AHEAD_STEPS, EarlyEvents
+from protocol.effects import Accuse, Compute, Effect, Refuse, SendChunk, StepApplied
+from protocol.events import (
+    Arrived,
+    BlobGone,
+    BlobWanted,
+    ChunkArrived,
+    ChunkAsked,
+    Computed,
+    Event,
+    Offered,
+    Spoiled,
+    Stalled,
+    StateFound,
+    Taken,
+    ViewChanged,
+    Wanted,
+)
+from protocol.exchange import Exchange
 from protocol.frame import Kind
-from protocol.outbox import Outbox
-from protocol.route import route
-from protocol.step_state import Phase, Signal, StepState
+from protocol.place import Place, Rules
+from protocol.replication import Replication
+from protocol.state_transfer import StateTransfer
+from protocol.step_flow import StepFlow
 from protocol.view import View
-from protocol.work import Action, Verb
-
-Payload = Any
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A tensor frame came from `peer`. `codec` is its tag, handed on to whoever decodes it."""
-
-    peer: str
-    kind: Kind
-    view: int
-    step: int
-    microbatch: int
-    payload: Payload
-    codec: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The action that was started has ended; `payload` is what it made for a neighbour, if anything."""
-
-    action: Action
-    payload: Payload = None
-
-
-@dataclass(frozen=True, slots=True)
-class ViewChanged:
-    """A newer view was verified."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Stalled:
-    """Nothing came for a long time, or (with `peer`) the link to that peer was lost and is back."""
-
-    peer: str | None = None
-
-
-Event = Arrived | Computed | ViewChanged | Stalled
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Run `action` of `step` on `payload` and report `Computed`."""
-
-    step: int
-    action: Action
-    payload: Payload = None
-    codec: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a tensor frame to `peer`, which serves `stage`."""
-
-    peer: str
-    kind: Kind
-    view: int
-    step: int
-    microbatch: int
-    stage: int
-    payload: Payload
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Do not act on what `peer` sent; log the reason."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepApplied:
-    """The stage has applied `step`. `last` if the view ends here."""
-
-    step: int
-    last: bool
-
-
-Effect = Compute | Send | Refuse | StepApplied
+from protocol.work import Verb
 
 
 class StageMachine:
-    """The protocol state of `peer`, which has applied `applied` steps. `microbatches(step)` is how many a step has."""
+    """The protocol state of `peer`, which has applied `applied` steps, or is to fetch the state after them."""
 
-    def __init__(self, peer: str, microbatches: Callable[[int], int], window: int, applied: int = 0) -> None:
-        self.peer, self.applied = peer, applied
-        self.view: View | None = None
-        self.stage = -1
-        self.step: StepState | None = None
-        self._microbatches, self._window = microbatches, window
-        self._inputs: dict[tuple[Kind, int], tuple[Payload, int]] = {}
-        self._outbox = Outbox()
-        self._early: dict[tuple[str, Kind, int, int, int], Arrived] = {}
-        self._busy = False
+    def __init__(self, peer: str, rules: Rules, applied: int = 0, lacking: bool = False) -> None:
+        self._place = Place(peer, rules, applied)
+        self._exchange = Exchange()
+        self._flow = StepFlow(self._place)
+        self._replication = Replication(self._place, self._exchange)
+        self._states = StateTransfer(self._place, self._exchange, lacking)
+        self._early = EarlyEvents()
+        self._running: Compute | None = None
+        self._void = False
+        self._accused: set[str] = set()
 
-    def handle(self, event: Event) -> list[Effect]:
-        """The effects of `event`, in order."""
-        match event:
-            case Arrived():
-                effects = self._arrived(event)
-            case Computed():
-                effects = self._computed(event)
-            case ViewChanged():
-                effects = self._view_changed(event.view)
-            case Stalled(peer):
-                effects = self._send_again(None if peer is None else peer, gradients=peer is not None)
-        return effects + self._start_work()
+    @property
+    def peer(self) -> str:
+        """Whose machine it is."""
+        return self._place.peer
+
+    @property
+    def applied(self) -> int:
+        """The newest step that is applied here."""
+        return self._place.applied
+
+    @property
+    def stage(self) -> int:
+        """The stage; -1 before the first view."""
+        return self._place.stage
+
+    @property
+    def view(self) -> View | None:
+        """The newest view."""
+        return self._place.view
+
+    @property
+    def lacking(self) -> bool:
+        """Whether it has no state yet."""
+        return self._states.lacking
 
     @property
     def finished(self) -> bool:
         """Whether the newest view asks for no further step."""
-        return self.view is not None and self.applied >= self.view.last_step
+        return self.view is not None and not self.lacking and self.applied >= self.view.last_step
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """How much is kept, for those who watch that it stays bounded."""
+        return {"tensors": len(self._flow), "blobs": len(self._exchange), "early": len(self._early)}
+
+    def handle(self, event: Event) -> list[Effect]:
+        """The effects of `event`, in order."""
+        effects = self._handle(event)
+        effects += self._start_work()
+        return effects
 
     def waits_for(self) -> str:
-        """What the machine is waiting for, for people: `nothing`, or the oldest input that is missing."""
+        """What the machine is waiting for, for people; a change of the text is progress. `nothing`: it is at work."""
         if self.view is None:
             return "a view"
-        if self.step is None or self._busy:
+        if self._running is not None or (self.finished and not self.lacking):
             return "nothing"
-        for microbatch in range(self._microbatches(self.step.step)):
-            if microbatch in self.step and self.step.phase(microbatch) in (Phase.WAITING, Phase.FORWARDED):
-                forward = self.step.phase(microbatch) is Phase.WAITING
-                word, stage = ("coordinates", self.stage - 1) if forward else ("gradient", self.stage + 1)
-                return f"the {word} of step {self.step.step}, microbatch {microbatch} from stage {stage}"
+        if self.lacking:
+            here, total = self._exchange.progress(self._states.key)
+            return f"the state of stage {self.stage} after step {self.applied} ({here} of {total or '?'} chunks)"
+        step = self.applied + 1
+        for microbatch, kind in self._flow.missing():
+            word, stage = ("coordinates", self.stage - 1) if kind is Kind.FORWARD else ("gradient", self.stage + 1)
+            return f"the {word} of step {step}, microbatch {microbatch} from stage {stage}"
+        for peer, key in self._replication.awaited():
+            here, total = self._exchange.progress(key)
+            return f"the {key.kind} of step {step} from {peer} ({here} of {total or '?'} chunks)"
         return "nothing"
 
     # Events
+
+    def _handle(self, event: Event) -> list[Effect]:
+        match event:
+            case Arrived() | Offered() | Wanted() | BlobWanted():
+                return self._of_view(event)
+            case BlobGone():
+                return self._replication.gone(event) + self._states.gone(event) if self.view else []
+            case ChunkAsked(peer, blob, index):
+                return self._give_chunk(peer, blob, index)
+            case ChunkArrived():
+                return self._chunk_arrived(event)
+            case Taken(peer, blob):
+                self._exchange.taken(blob, peer)
+                return []
+            case StateFound():
+                return self._states.found(event)
+            case Computed():
+                return self._computed(event)
+            case Spoiled():
+                return self._spoiled(event)
+            case ViewChanged(view):
+                return self._view_changed(view)
+            case Stalled(peer):
+                return self._stalled(peer)
 
     def _view_changed(self, view: View) -> list[Effect]:
         if self.view is not None and view.number <= self.view.number:
             return []
         stage = view.stage_of(self.peer)
-        if stage is None:
-            return [Refuse("coordinator", f"view {view.number} has no stage for this peer")]
-        self.view, self.stage = view, stage
-        if self.step is not None:
-            self.step.add(self._routed(self.step.step))
-        elif not self.finished:
+        if stage is None or self.stage not in (-1, stage):
+            return [Refuse("coordinator", f"view {view.number} has {stage} as this peer's stage, not {self.stage}")]
+        self._place.view, self._place.stage = view, stage
+        self._accused.clear()
+        if self._flow.state is None:
             self._begin_step()
-        return self._send_again(None, gradients=True) + self._replay_early()
+        elif self._running is None or self._running.action.verb is not Verb.APPLY:
+            self._void |= self._flow.reroute(None if self._running is None else self._running.action)
+        effects: list[Effect] = [*self._exchange.keep_peers(replica.peer for replica in view.peers())]
+        if not self.lacking:
+            effects += self._replication.view_changed() + self._flow.wants()
+        return effects + self._states.view_changed() + self._replay_early()
 
-    def _arrived(self, event: Arrived) -> list[Effect]:
+    def _of_view(self, event: Arrived | Offered | Wanted | BlobWanted) -> list[Effect]:
         if self.view is None or event.view > self.view.number:
             return self._hold(event)
         if event.view < self.view.number:
-            return [Refuse(event.peer, f"view {event.view} is over, the newest is {self.view.number}")]
-        most = self._microbatches(event.step) - 1
-        if not 0 <= event.microbatch <= most:
-            return [Refuse(event.peer, f"microbatch {event.microbatch} of step {event.step} is not in 0..{most}")]
-        refusal = self._misrouted(event)
-        if refusal:
-            return [Refuse(event.peer, refusal)]
-        if event.step <= self.applied:
-            return self._answer_repeat(event)
-        if self.step is None or event.step > self.step.step:
-            return self._hold(event)
-        return self._take(event)
+            return [Refuse(event.peer, f"view {event.view} is over, the newest is {self.view.number}", stale=True)]
+        if self.view.stage_of(event.peer) is None:
+            return [Refuse(event.peer, f"it is not in view {event.view}")]
+        match event:
+            case Arrived():
+                return self._hold(event) if self._is_early(event.step) else self._flow.arrived(event)
+            case Wanted():
+                return self._flow.answer(event)
+            case Offered() if event.offer.key.kind is BlobKind.STATE:
+                return self._states.offered(event)
+            case Offered():
+                part = event.offer.key.kind is BlobKind.PART
+                early = part and self._is_early(event.offer.key.step)
+                return self._hold(event) if early else self._replication.offered(event)
+            case BlobWanted():
+                state = event.key.kind is BlobKind.STATE
+                return self._states.wanted(event) if state else self._replication.wanted(event)
 
-    def _take(self, event: Arrived) -> list[Effect]:
-        assert self.step is not None
-        signal = Signal.INPUT if event.kind is Kind.FORWARD else Signal.GRADIENT
-        if not self.step.accepts(event.microbatch, signal):
-            return self._answer_repeat(event)
-        self.step.move(event.microbatch, signal)
-        self._inputs[event.kind, event.microbatch] = (event.payload, event.codec)
-        if event.kind is Kind.BACKWARD:
-            self._outbox.forget(Kind.FORWARD, event.step, event.microbatch)
-        return []
+    def _is_early(self, step: int) -> bool:
+        return (self._flow.state is None and step > self.applied) or step > self.applied + 1
+
+    def _chunk_arrived(self, event: ChunkArrived) -> list[Effect]:
+        arrival = self._exchange.arrived(event.peer, event.blob, event.index, event.data)
+        effects: list[Effect] = [*arrival.asks]
+        if arrival.wrong:
+            effects.append(Refuse(event.peer, arrival.wrong))
+        if arrival.blob is not None and arrival.blob.key.kind is BlobKind.STATE:
+            effects += self._states.arrived(arrival.blob, arrival.donors)
+        elif arrival.blob is not None:
+            self._replication.arrived(arrival.blob)
+        return effects
+
+    def _give_chunk(self, peer: str, blob: bytes, index: int) -> list[Effect]:
+        if self.view is None or self.view.stage_of(peer) is None:
+            return [Refuse(peer, "it is not in the newest view")]
+        data = self._exchange.chunk(blob, index)
+        if data is None:
+            return [Refuse(peer, f"chunk {index} of blob {blob.hex()[:8]} is not here")]
+        return [SendChunk(peer, blob, index, data)]
 
     def _computed(self, event: Computed) -> list[Effect]:
-        assert self.step is not None and self.view is not None
-        self._busy = False
-        step, microbatch = self.step.step, event.action.microbatch
+        void, self._void, self._running = self._void, False, None
         match event.action.verb:
-            case Verb.FORWARD:
-                self.step.move(microbatch, Signal.END_F)
-                return self._keep_and_send(Kind.FORWARD, step, microbatch, event.payload)
-            case Verb.BACKWARD:
-                self.step.move(microbatch, Signal.END_B)
-                return self._keep_and_send(Kind.BACKWARD, step, microbatch, event.payload)
+            case Verb.FORWARD | Verb.BACKWARD if void:
+                self._flow.void(event.action)
+                return []
+            case Verb.FORWARD | Verb.BACKWARD:
+                return self._flow.computed(event.action, event.payload)
+            case Verb.PART:
+                return [] if void else self._replication.part_made(event.payload)
+            case Verb.STATE:
+                return self._states.made(event.payload)
+            case Verb.LOAD:
+                return self._loaded(event.payload)
+            case Verb.APPLY:
+                return self._step_applied(event)
             case _:
-                return self._step_applied(step)
+                return []
 
-    def _step_applied(self, step: int) -> list[Effect]:
-        self.applied = step
-        self._outbox.forget_before(step)
-        self.step = None
-        if self.finished:
-            return [StepApplied(step, last=True)]
+    def _loaded(self, weights: str) -> list[Effect]:
+        effects = self._states.loaded(weights)
+        if not self.lacking:
+            self._begin_step()
+            effects += self._replay_early() + self._replication.wants()
+        return effects
+
+    def _step_applied(self, event: Computed) -> list[Effect]:
+        self._place.applied += 1
+        self._flow.end()
+        effects = self._replication.applied(event.payload)
+        self._states.applied()
         self._begin_step()
-        return [StepApplied(step, last=False), *self._replay_early()]
+        return [StepApplied(self.applied, self.finished), *effects, *self._replay_early()]
+
+    def _spoiled(self, event: Spoiled) -> list[Effect]:
+        void, self._void, self._running = self._void, False, None
+        if event.action.verb is Verb.APPLY:
+            self._replication.halt()
+        elif not void:
+            self._flow.spoiled(event.action)
+        if event.peer in self._accused:
+            return []
+        self._accused.add(event.peer)
+        return [Accuse(event.peer, event.reason)]
+
+    def _stalled(self, peer: str | None) -> list[Effect]:
+        if self.view is None:
+            return []
+        effects: list[Effect] = [*self._exchange.again(), *self._states.wants()]
+        if self.lacking:
+            return effects
+        effects += self._flow.wants(peer)
+        if peer is not None:
+            effects += self._flow.again(peer)
+        return effects + self._replication.wants()
 
     # Parts
 
     def _begin_step(self) -> None:
-        assert self.view is not None
-        number, last = self.applied + 1, len(self.view.stages) - 1
-        self.step = StepState(number, self._routed(number), self.stage == 0, self.stage == last)
-
-    def _routed(self, step: int) -> list[int]:
-        assert self.view is not None
-        return [m for m in range(self._microbatches(step)) if route(self.view, step, m)[self.stage] == self.peer]
+        if not self.lacking and not self.finished:
+            self._flow.begin()
 
     def _start_work(self) -> list[Effect]:
-        if self._busy or self.step is None:
+        if self._running is not None or self.view is None:
             return []
-        action = self.step.next_action(self._window)
-        if action is None:
-            return []
-        self._busy = True
-        payload, codec = None, 0
-        if action.verb is not Verb.APPLY:
-            forward = action.verb is Verb.FORWARD
-            self.step.move(action.microbatch, Signal.START_F if forward else Signal.START_B)
-            kind = Kind.FORWARD if forward else Kind.BACKWARD
-            payload, codec = self._inputs.pop((kind, action.microbatch), (None, 0))
-        return [Compute(self.step.step, action, payload, codec)]
+        remarks: list[Effect] = []
+        compute = self._states.next_compute() or self._next_of_step(remarks)
+        self._running = compute
+        return remarks if compute is None else [*remarks, compute]
 
-    def _keep_and_send(self, kind: Kind, step: int, microbatch: int, payload: Payload) -> list[Effect]:
-        if payload is None:
-            return []
-        self._outbox.keep(kind, step, microbatch, payload)
-        return [self._send(kind, step, microbatch, payload)]
-
-    def _send(self, kind: Kind, step: int, microbatch: int, payload: Payload) -> Send:
-        assert self.view is not None
-        stage = self.stage + 1 if kind is Kind.FORWARD else self.stage - 1
-        peer = route(self.view, step, microbatch)[stage]
-        return Send(peer, kind, self.view.number, step, microbatch, stage, payload)
-
-    def _send_again(self, peer: str | None, gradients: bool) -> list[Effect]:
-        if self.view is None:
-            return []
-        sends = [self._send(kind, step, m, payload) for kind, step, m, payload in self._outbox.kept(gradients)]
-        return [send for send in sends if peer is None or send.peer == peer]
-
-    def _answer_repeat(self, event: Arrived) -> list[Effect]:
-        payload = self._outbox.find(Kind.BACKWARD, event.step, event.microbatch)
-        if event.kind is Kind.BACKWARD or payload is None:
-            return []
-        return [self._send(Kind.BACKWARD, event.step, event.microbatch, payload)]
-
-    def _misrouted(self, event: Arrived) -> str | None:
-        assert self.view is not None
-        source = self.stage - 1 if event.kind is Kind.FORWARD else self.stage + 1
-        peers = route(self.view, event.step, event.microbatch)
-        expected = peers[source] if 0 <= source < len(peers) else None
-        if event.peer == expected and peers[self.stage] == self.peer:
+    def _next_of_step(self, remarks: list[Effect]) -> Compute | None:
+        if self.lacking or self.finished or self._flow.state is None:
             return None
-        what = f"{event.kind.name.lower()} of step {event.step}, microbatch {event.microbatch} at stage {self.stage}"
-        return f"expected the {what} from {expected or 'nobody'}, it came from {event.peer}"
+        compute = self._flow.next_compute()
+        if compute is None and self._flow.state.complete:
+            compute = self._replication.next_compute(remarks)
+        return compute
 
-    def _hold(self, event: Arrived) -> list[Effect]:
-        refusal = self._no_room(event)
-        if refusal:
-            return [Refuse(event.peer, refusal)]
-        self._early[event.peer, event.kind, event.view, event.step, event.microbatch] = event
-        return []
-
-    def _no_room(self, event: Arrived) -> str | None:
-        if event.step > self.applied + 2:
-            return f"step {event.step} is too early here: {self.applied} steps are applied"
-        if self.view is not None and self.view.stage_of(event.peer) is None:
-            return f"view {event.view} is not known here, and its sender is not in view {self.view.number}"
-        two_steps = self._microbatches(self.applied + 1) + self._microbatches(self.applied + 2)
-        from_peer = sum(peer == event.peer for peer, *_ in self._early)
-        if from_peer >= two_steps or len(self._early) >= 4 * two_steps:
-            return f"no room for more frames that are too early: {from_peer} of this sender are held"
-        return None
+    def _hold(self, event: Arrived | Offered | Wanted | BlobWanted) -> list[Effect]:
+        step = event.step if isinstance(event, Arrived) else self.applied
+        if step > self.applied + AHEAD_STEPS:
+            return [Refuse(event.peer, f"step {step} is too early here: {self.applied} steps are applied")]
+        microbatches = self._place.rules.microbatches
+        per_sender = microbatches(self.applied + 1) + microbatches(self.applied + 2)
+        known = None if self.view is None else frozenset(replica.peer for replica in self.view.peers())
+        refusal = self._early.hold(event, per_sender, known)
+        return [] if refusal is None else [Refuse(event.peer, refusal)]
 
     def _replay_early(self) -> list[Effect]:
-        early, self._early = self._early, {}
-        return [effect for event in early.values() for effect in self._arrived(event)]
+        return [effect for event in self._early.release() for effect in self._of_view(event)]

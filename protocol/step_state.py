@@ -7,15 +7,16 @@
                                                                                                             DONE
 
 At the first stage every microbatch starts in READY_F: it samples its own input. When all are DONE the step can be
-applied. An input that comes twice changes nothing.
+applied, or shared with the stage's other replicas first. An input that comes twice changes nothing. An input that does
+not decode is as if it had not come: FORWARDING goes back to WAITING, BACKWARD to FORWARDED.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
-from protocol.work import APPLY, Action, Verb
+from protocol.work import Action, Verb
 
 
 class Phase(Enum):
@@ -39,6 +40,7 @@ class Signal(Enum):
     GRADIENT = auto()
     START_B = auto()
     END_B = auto()
+    SPOILED = auto()
 
 
 # What is not in this table is either a repeat, which `accepts` tells apart, or a bug here.
@@ -49,6 +51,8 @@ _NEXT: dict[tuple[Phase, Signal], Phase] = {
     (Phase.FORWARDED, Signal.GRADIENT): Phase.READY_B,
     (Phase.READY_B, Signal.START_B): Phase.BACKWARD,
     (Phase.BACKWARD, Signal.END_B): Phase.DONE,
+    (Phase.FORWARDING, Signal.SPOILED): Phase.WAITING,
+    (Phase.BACKWARD, Signal.SPOILED): Phase.FORWARDED,
 }
 
 
@@ -65,6 +69,19 @@ class StepState:
         """More microbatches are routed here, by a new view."""
         start = Phase.READY_F if self._is_first else Phase.WAITING
         self._phases = {m: self._phases.get(m, start) for m in sorted({*self._phases, *microbatches})}
+
+    def drop(self, microbatches: Iterable[int]) -> None:
+        """These are routed elsewhere now."""
+        gone = set(microbatches)
+        self._phases = {m: phase for m, phase in self._phases.items() if m not in gone}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._phases)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that is routed here is done."""
+        return all(phase is Phase.DONE for phase in self._phases.values())
 
     def __contains__(self, microbatch: int) -> bool:
         return microbatch in self._phases
@@ -95,14 +112,14 @@ class StepState:
         return sum(phase in held for phase in self._phases.values())
 
     def next_action(self, window: int) -> Action | None:
-        """The work order of `protocol.work`, with at most `window` microbatches in flight.
+        """The work order of `protocol.work`, with at most `window` microbatches in flight; None also when all is done.
 
         The oldest microbatch goes forward even over the window: later ones may fill the window while it is late,
         and none of those can end before it.
         """
         oldest = next((m for m, phase in self._phases.items() if phase is not Phase.DONE), None)
         if oldest is None:
-            return APPLY
+            return None
         if self._phases[oldest] is Phase.READY_B:
             return Action(Verb.BACKWARD, oldest)
         if self._phases[oldest] is not Phase.READY_F and self.in_flight() >= window:

@@ -18,6 +18,8 @@ from typing import Any
 
 from protocol.errors import RemoteError
 
+_NUMBERS = ("number", "first_step", "last_step", "epoch", "restored")
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:
@@ -46,7 +48,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`stages[s]` are the replicas of stage s. `holders[s]` are peers that keep its state after `restored`, in files."""
+    """`stages[s]` are the replicas of stage s; `holders[s]` are peers that have its state after `restored` in files."""
 
     number: int
     first_step: int
@@ -115,9 +117,9 @@ class View:
         """
         try:
             stages = tuple(tuple(_replica(entry) for entry in replicas) for replicas in value["stages"])
-            numbers = [int(value[name]) for name in ("number", "first_step", "last_step")]
+            number, first, last, epoch, restored = (int(value[name]) for name in _NUMBERS)
             holders = tuple(tuple(map(str, peers)) for peers in value["holders"])
-            view = cls(*numbers, stages, int(value["epoch"]), int(value["restored"]), holders)
+            view = cls(number, first, last, stages, epoch, restored, holders)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
         alive = all(any(r.alive for r in replicas) for replicas in stages)

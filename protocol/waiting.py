@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from protocol.assignment import Assignment, Candidate, Shortage, assign
 from protocol.detector import CEILING_SECONDS
-from protocol.membership_events import Effect, Release, short_peer
 from protocol.losses import gone
+from protocol.membership_events import Effect, Release, short_peer
 from protocol.run_state import Phase, RunState
 from protocol.shares import shares
 from protocol.view import Replica, View

@@ -5,6 +5,10 @@
     APPLY     average, clip, optimiser step
     SEND_F3   send the coordinates of microbatch 3 to the next stage
     SEND_B3   send their gradient to the previous stage
+    PART      hand out the sum of the step's gradients so far, for the other replicas
+    RESET     forget microbatches that are routed elsewhere now
+    STATE     hand out the stage's state, for a newcomer or to be kept
+    LOAD      begin from such a state
 
 The order: backward before forward, oldest microbatch first. Backwards run strictly in microbatch order: gradients
 are then summed in the same order in every run, whatever order they arrived in, so a run repeats to the last bit.
@@ -25,11 +29,15 @@ class Verb(StrEnum):
     APPLY = "APPLY"
     SEND_FORWARD = "SEND_F"
     SEND_BACKWARD = "SEND_B"
+    PART = "PART"
+    RESET = "RESET"
+    STATE = "STATE"
+    LOAD = "LOAD"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A verb and the microbatch it is done to; -1 for APPLY, which is done to the step."""
+    """A verb and the microbatch it is done to; -1 where it is done to the step or the stage."""
 
     verb: Verb
     microbatch: int = -1
@@ -44,10 +52,14 @@ class Action:
         Raises:
             ValueError: none does.
         """
-        match = re.fullmatch(r"(F|B|SEND_F|SEND_B)(\d+)|(APPLY)", text)
+        match = re.fullmatch(r"(F|B|SEND_F|SEND_B)(\d+)|(APPLY|PART|RESET|STATE|LOAD)", text)
         if match is None:
             raise ValueError(f"expected an action such as F3, B3, SEND_F3, SEND_B3 or APPLY, got {text!r}")
-        return cls(Verb.APPLY) if match[3] else cls(Verb(match[1]), int(match[2]))
+        return cls(Verb(match[3])) if match[3] else cls(Verb(match[1]), int(match[2]))
 
 
 APPLY = Action(Verb.APPLY)
+PART = Action(Verb.PART)
+RESET = Action(Verb.RESET)
+STATE = Action(Verb.STATE)
+LOAD = Action(Verb.LOAD)

@@ -10,6 +10,7 @@ run, so that a run repeats to the last bit.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +21,13 @@ from compression.errors import CodecError
 from compression.seeded import derived_seed
 from compression.token_ids import decode_ids, encode_ids
 from protocol.config import RunConfig
-from protocol.errors import RemoteError, RunFailed
+from protocol.errors import BadPart, RemoteError, RunFailed
 from protocol.frame import Buffer, Kind
+from protocol.model import flat
+from protocol.model.checksum import checksum
 from protocol.model.payload import BASIS_CODEC, codecs, coordinates_shape, ids_bytes, ids_shape
 from protocol.model.stage import Stage, confinement, whole_model_names
+from protocol.model.stage_sizes import BASIS, GRADIENT, PULL, part_layout, state_layout
 from protocol.optimizer import StageOptimizer
 
 
@@ -142,6 +146,103 @@ class StageEngine:
             ValueError: the state is of another stage or configuration.
         """
         self._optimizer.load(state, step)
+
+    # With replicas. A stage of one replica needs none of this.
+
+    def part(self, step: int) -> Buffer:
+        """A copy of what this replica adds to `step` so far: the sum of its gradients and more, by `part_layout`.
+
+        Sums over microbatches are in the parameters' type, as ever (bfloat16 models: bfloat16); from there on, between
+        replicas and in the mean, in float32.
+
+        Raises:
+            RunFailed: a number is not finite.
+        """
+        tensors = {GRADIENT + name: x for name, x in self._optimizer.gradient_sums().items()}
+        layout, moving = part_layout(self.config, self.stage.index, step), self.stage.moving
+        if moving is not None and moving.step_pull_DK is not None:
+            tensors[PULL] = moving.step_pull_DK
+        if moving is not None and BASIS in layout:
+            # Added to -0.0 every number keeps its bits, -0.0 too; added to 0.0 it does not.
+            tensors[BASIS] = torch.full(layout[BASIS], -0.0) if moving.next_DK is None else moving.next_DK
+        part = flat.pack(tensors, layout)
+        if not flat.is_finite(part):
+            raise RunFailed(
+                f"expected finite gradients in step {step}, stage {self.stage.index}: "
+                "lower train.learning_rate, then resume from the last checkpoint"
+            )
+        return part
+
+    def part_bytes(self, step: int) -> int:
+        """The exact length of a part, and of the total, of `step`."""
+        return flat.size(part_layout(self.config, self.stage.index, step))
+
+    def take_total(self, step: int, parts: Sequence[Buffer]) -> Buffer:
+        """Add `parts` in the order given, and let the sum be what `average` and `apply` find. Returns it, the total.
+
+        A total is taken as the only part. All replicas that are given the same bits in the same order do the same.
+
+        Raises:
+            BadPart: a part has another length, or numbers that are not finite; nothing was changed.
+            RemoteError: the parts' basis is none, as if none or two had held it.
+        """
+        layout = part_layout(self.config, self.stage.index, step)
+        for index, part in enumerate(parts):
+            if len(part) != flat.size(layout):
+                raise BadPart(index, f"expected a part of {flat.size(layout)} bytes, got {len(part)}")
+        total = flat.add(parts)
+        if not flat.is_finite(total):
+            for index, part in enumerate(parts):
+                if not flat.is_finite(part):
+                    raise BadPart(index, "expected a part of finite numbers, got others")
+        self._load_total(flat.unpack(total, layout))
+        return total
+
+    def _load_total(self, tensors: dict[str, torch.Tensor]) -> None:
+        moving = self.stage.moving
+        if moving is not None and BASIS in tensors:
+            try:
+                moving.take(tensors[BASIS])
+            except ValueError as error:
+                raise RemoteError(f"the replicas' basis: {error}") from error
+        if moving is not None and PULL in tensors:
+            moving.load_step(tensors[PULL])
+        self._optimizer.load_sums({name: tensors[GRADIENT + name] for name in self._optimizer.weights()})
+
+    def reset(self, microbatches: Collection[tuple[int, int]] | None = None) -> None:
+        """Forget the forwards of these (step, microbatch) pairs; None: all, and what the step has summed up so far."""
+        if microbatches is not None:
+            for key in microbatches:
+                self._kept.pop(key, None)
+            return
+        self._kept.clear()
+        self._optimizer.discard()
+        if self.stage.moving is not None:
+            self.stage.moving.discard()
+
+    def weights_hash(self) -> str:
+        """A checksum of the weights, and of the basis where it moves, as 16 hexadecimal digits: see `checksum`."""
+        moving = self.stage.moving
+        return checksum({**self._optimizer.weights(), **({} if moving is None else {BASIS: moving.basis_DK})})
+
+    @property
+    def state_size(self) -> int:
+        """The exact length of `state_bytes`."""
+        return flat.size(state_layout(self.config, self.stage.index))
+
+    def state_bytes(self) -> Buffer:
+        """A copy of `state` as bytes, by `state_layout`: equal states are equal bytes."""
+        return flat.pack(self.state(), state_layout(self.config, self.stage.index))
+
+    def load_state_bytes(self, data: Buffer, step: int) -> None:
+        """Continue from `state_bytes` taken after `step`; whatever was under way is forgotten.
+
+        Raises:
+            ValueError: `data` has not the length of this stage's state; nothing was changed.
+        """
+        state = flat.unpack(data, state_layout(self.config, self.stage.index))
+        self.reset()
+        self.load(state, step)
 
     def _forward(self, key: tuple[int, int], ids: torch.Tensor, coordinates: torch.Tensor | None) -> Forwarded:
         coordinates = None if coordinates is None else coordinates.to(self.device).requires_grad_()

@@ -54,6 +54,25 @@ class MovingBasis:
         check_basis(basis_DK, *self.basis_DK.shape)
         self._next_DK = basis_DK
 
+    @property
+    def step_pull_DK(self) -> torch.Tensor | None:
+        """What the step has gathered so far, float32; None where nothing is gathered."""
+        return self._step_DK if self._gathers else None
+
+    @property
+    def next_DK(self) -> torch.Tensor | None:
+        """The basis to switch to after this step, float32 on the CPU, if it is known already."""
+        return self._next_DK
+
+    def load_step(self, pull_DK: torch.Tensor) -> None:
+        """Take `pull_DK` for what the step has gathered."""
+        self._step_DK = pull_DK
+
+    def discard(self) -> None:
+        """Forget what the step has gathered, and the basis to switch to."""
+        self._step_DK = torch.zeros_like(self._step_DK)
+        self._next_DK = None
+
     def check_step(self, step: int) -> None:
         """Look at what `step` gathered before it is applied, and so before a checkpoint could hold it.
 
@@ -91,3 +110,8 @@ class MovingBasis:
         self._forget()
         if self._gathers:
             self._applied_DK = state[PULL].clone()
+
+
+def state_shapes(dim: int, rank: int, gathers: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of `MovingBasis.state`, all float32."""
+    return {BASIS: (dim, rank), **({PULL: (dim, rank)} if gathers else {})}

@@ -38,39 +38,23 @@ from protocol.model.stage_embedding import stage_embedding
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Stage(nn.Module):
-    """Stage `index` of the run's model, on the CPU, with its seeded initial weights.
+class StageParameters(nn.Module):
+    """The parameters of stage `index` and where its stream is held; nothing is drawn yet.
 
-    Args:
-        basis_DK: the basis of a run with `boundary.basis = "file"`.
+    Under `torch.device("meta")` it takes no memory: so a peer knows the sizes of a stage that it does not serve.
 
     Raises:
-        ValueError: no such stage, or no basis for a run that is given one.
+        ValueError: no such stage.
     """
 
-    def __init__(self, config: RunConfig, index: int, basis_DK: torch.Tensor | None = None) -> None:
+    def __init__(self, config: RunConfig, index: int) -> None:
         super().__init__()
-        stages, model = config.pipeline.stages, config.model
+        stages, model, task = config.pipeline.stages, config.model, config.task
         if not 0 <= index < stages:
             raise ValueError(f"expected a stage in 0..{stages - 1}, got {index}")
-        if (config.boundary.basis == "file") is not (basis_DK is not None):
-            raise ValueError(f'expected a basis exactly with boundary.basis = "file", got "{config.boundary.basis}"')
         self.index, self.is_first, self.is_last = index, index == 0, index == stages - 1
         form = Form(config.boundary.form)
-        task = config.task
         self.family: Family = FAMILIES[model.family](config)
-        self.boundary = Boundary(
-            form,
-            model.dim,
-            config.boundary.rank,
-            task.rows,
-            config.seed,
-            config.boundary.fixed_embedding,
-            config.boundary.scaled_basis,
-            basis_DK,
-        )
-        rate = config.boundary.move_rate
-        self.moving = MovingBasis(self.boundary, rate, self.is_last) if config.moves_basis else None
         # After the last boundary nothing crosses any more, so the last stage writes where it likes.
         self.confined = form.confines_writes and not self.is_last
         self.holds_coordinates = form.holds_coordinates and not self.is_last
@@ -86,8 +70,36 @@ class Stage(nn.Module):
         if self.is_last:
             self.norm = nn.RMSNorm(model.dim, model.norm_epsilon)
             self.head = nn.Linear(model.dim, task.outputs, bias=False)
+
+
+class Stage(StageParameters):
+    """Stage `index` of the run's model, on the CPU, with its seeded initial weights.
+
+    Args:
+        basis_DK: the basis of a run with `boundary.basis = "file"`.
+
+    Raises:
+        ValueError: no such stage, or no basis for a run that is given one.
+    """
+
+    def __init__(self, config: RunConfig, index: int, basis_DK: torch.Tensor | None = None) -> None:
+        super().__init__(config, index)
+        if (config.boundary.basis == "file") is not (basis_DK is not None):
+            raise ValueError(f'expected a basis exactly with boundary.basis = "file", got "{config.boundary.basis}"')
+        self.boundary = Boundary(
+            Form(config.boundary.form),
+            config.model.dim,
+            config.boundary.rank,
+            config.task.rows,
+            config.seed,
+            config.boundary.fixed_embedding,
+            config.boundary.scaled_basis,
+            basis_DK,
+        )
+        rate = config.boundary.move_rate
+        self.moving = MovingBasis(self.boundary, rate, self.is_last) if config.moves_basis else None
         initialise(self, config.seed)
-        self.to(DTYPES[model.dtype])
+        self.to(DTYPES[config.model.dtype])
 
     def enter(self, inputs_BN: torch.Tensor, c_BTK: torch.Tensor | None) -> torch.Tensor:
         """The stream with which the layers start, `[B, T, W]`. `c_BTK` is None for the first stage."""
@@ -145,7 +157,7 @@ class Stage(nn.Module):
         return next(self.parameters()).dtype
 
 
-def whole_model_names(stage: Stage) -> dict[str, nn.Parameter]:
+def whole_model_names(stage: StageParameters) -> dict[str, nn.Parameter]:
     """The stage's parameters by their names in the whole model: ends that several stages have get the stage's name."""
     prefix = f"stage{stage.index}." if not stage.is_first else ""
     return {
@@ -154,13 +166,19 @@ def whole_model_names(stage: Stage) -> dict[str, nn.Parameter]:
     }
 
 
+def confined_axes(stage: StageParameters) -> dict[str, int]:
+    """The parameters whose writes lie inside span(U), each with the axis along which the stream lies."""
+    if not stage.confined:
+        return {}
+    return {name: 1 if "embedding." in name else 0 for name in whole_model_names(stage) if _writes(name)}
+
+
 def confinement(stage: Stage) -> Confinement | None:
-    """The parameters whose writes lie inside span(U); None where the stage's form or place has none."""
+    """What the optimiser must keep inside span(U); None where the stage's form or place has nothing of it."""
     basis_DK = stage.boundary.exact_DK
     if basis_DK is None or not stage.confined:
         return None
-    axes = {name: 1 if "embedding." in name else 0 for name in whole_model_names(stage) if _writes(name)}
-    return Confinement(basis_DK, axes, full_size=not stage.holds_coordinates)
+    return Confinement(basis_DK, confined_axes(stage), full_size=not stage.holds_coordinates)
 
 
 def _writes(name: str) -> bool:

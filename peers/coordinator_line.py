@@ -1,0 +1,78 @@
+"""A peer's line to its coordinator: what it is told, and the reports that are kept until their rows are written."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peers.step_reports import StepReport, WireTotals
+from peers.transport import Transport
+from protocol.frame import control
+from protocol.join_request import join_message
+from protocol.view import View
+
+MOST_REPORTS = 10_000  # kept for a coordinator that is away
+MOST_REPORTS_SENT = 100  # in one message
+
+
+class CoordinatorLine:
+    """Speaks to the coordinator `peer` over `transport`."""
+
+    def __init__(self, transport: Transport, peer: str) -> None:
+        self._transport, self.peer = transport, peer
+        self._session = secrets.token_hex(8)
+        self._reports: list[StepReport] = []
+        self._heard = time.monotonic()
+
+    def heard(self) -> None:
+        """Something came from it."""
+        self._heard = time.monotonic()
+
+    def away(self) -> float:
+        """Seconds since something came from it."""
+        return time.monotonic() - self._heard
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Say something; it may be lost."""
+        self._transport.send(self.peer, control(message))
+
+    def ask_to_join(
+        self, addresses: Sequence[str], held: Mapping[int, Sequence[int]], speed: float, memory: int
+    ) -> None:
+        """Ask to be let in, or in again. The session tells a repeated question from a restart."""
+        self.tell(join_message(addresses, held, self._session, speed, memory))
+
+    def add(self, report: StepReport) -> None:
+        """A step's report, kept until `seen`."""
+        self._reports = [*self._reports, report][-MOST_REPORTS:]
+
+    def seen(self, step: int) -> None:
+        """All rows up to `step` are written."""
+        self._reports = [report for report in self._reports if report.step > step]
+
+    def forget_after(self, step: int) -> None:
+        """The run went back to `step`: what came later is done again."""
+        self._reports = [report for report in self._reports if report.step <= step]
+
+    def report(self, view: View | None, state: Mapping[str, Any], held: Mapping[int, Sequence[int]]) -> None:
+        """Send the reports that are kept, and where this peer is: `state` as `StageWorker.state` gives it."""
+        self.tell(
+            {
+                "type": "reports",
+                "reports": [report.to_json() for report in self._reports[:MOST_REPORTS_SENT]],
+                "wire": self.wire(),
+                "view": 0 if view is None else view.number,
+                "held": {str(stage): list(steps) for stage, steps in held.items()},
+                **state,
+            }
+        )
+
+    def goodbye(self) -> None:
+        """The last word."""
+        self.tell({"type": "goodbye", "wire": self.wire()})
+
+    def wire(self) -> tuple[int, ...]:
+        """What this peer has sent so far."""
+        return WireTotals.of(self._transport.counters).as_tuple()

@@ -1,0 +1,68 @@
+"""The peers that this one speaks to, by the newest view: it opens links to them, and drops those that are gone.
+
+Links to the stages beside it and to its own are opened with the view; those to others, for copies of a state, when
+there is something to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from peers.background import Background
+from peers.transport import Transport
+from protocol.errors import NetworkError
+from protocol.frame import Frame
+from protocol.membership import short_peer
+from protocol.view import View
+
+logger = logging.getLogger(__name__)
+
+
+class Neighbours:
+    """`broken`: whose link is down. The link to `keep`, the coordinator, stays whatever a view says."""
+
+    def __init__(self, transport: Transport, background: Background, keep: str) -> None:
+        self._transport, self._background, self._keep = transport, background, keep
+        self._known: dict[str, tuple[str, ...]] = {}
+        self._opened: set[str] = set()
+        self.broken: set[str] = set()
+
+    def changed(self, view: View, stage: int | None) -> None:
+        """Look after the links that `view` asks for of a peer at `stage`; nobody waits for them."""
+        present = {r.peer: r.addresses for r in view.peers()} if stage is not None else {}
+        present.pop(self._transport.peer_id, None)
+        for peer in [peer for peer in self._known if peer not in present and peer != self._keep]:
+            del self._known[peer]
+            self._opened.discard(peer)
+            self.broken.discard(peer)
+            self._transport.forget(peer)
+        for peer, addresses in present.items():
+            if self._known.get(peer) != addresses:
+                self._known[peer] = addresses
+                self._opened.discard(peer)
+                if stage is not None and _is_near(view, peer, stage):
+                    self._open(peer)
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Send `frame` to a peer of the view."""
+        if peer in self._known:
+            self._open(peer)
+        self._transport.send(peer, frame)
+
+    def _open(self, peer: str) -> None:
+        if peer not in self._opened:
+            self._opened.add(peer)
+            self._background.spawn(self._connect(peer, self._known[peer]))
+
+    async def _connect(self, peer: str, addresses: Sequence[str]) -> None:
+        try:
+            await self._transport.connect(peer, addresses)
+        except NetworkError as error:
+            # It may be gone already. What is sent to it opens the link as soon as it answers.
+            logger.warning("no link to %s yet: %s", short_peer(peer), error)
+
+
+def _is_near(view: View, peer: str, stage: int) -> bool:
+    other = view.stage_of(peer)
+    return other is not None and abs(other - stage) <= 1

@@ -1,0 +1,200 @@
+"""What the compute thread does for a stage: each `Compute` of the step protocol, carried out by the engine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from peers.checkpoints import Checkpoints
+from peers.data.run_data import RunData
+from peers.files import write_atomically
+from protocol.basis_microbatch import is_basis_microbatch
+from protocol.blob import Blob, BlobKey, BlobKind, Meta
+from protocol.config import RunConfig
+from protocol.effects import Compute, Payload, Reduce
+from protocol.errors import BadPart, RemoteError
+from protocol.frame import Buffer
+from protocol.model.engine import StageEngine
+from protocol.work import Verb
+
+_FADING = 0.1  # of the newest time in the mean time of a microbatch
+
+
+class Spoilt(Exception):
+    """What `peer` sent cannot be used; nothing was changed by it."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(reason)
+        self.peer = peer
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeParts:
+    """What it is given: the run, the data, the disk.
+
+    Attributes:
+        gradients: where to keep each step's gradients, for --verify.
+        basis_DK: of a run with boundary.basis = "file".
+    """
+
+    config: RunConfig
+    data: RunData
+    checkpoints: Checkpoints
+    device: str = "cpu"
+    basis_DK: torch.Tensor | None = None
+    gradients: Path | None = None
+
+
+@dataclass(slots=True)
+class StepNumbers:
+    """Of the newest applied step: mean loss over all its microbatches (last stage), gradient norm, hash of weights."""
+
+    loss: float | None = None
+    norm: float = 0.0
+    weights: str = ""
+
+
+class StageCompute:
+    """The engine of stage `index`, and what must be known beside it. Its methods run on the compute thread."""
+
+    def __init__(self, parts: ComputeParts, index: int, applied: int, lacking: bool) -> None:
+        self._parts, self.index = parts, index
+        self.engine = StageEngine(parts.config, index, parts.device, parts.basis_DK)
+        if applied and not lacking:
+            self.engine.load(parts.checkpoints.load(index, applied), applied)
+        self.numbers = StepNumbers()
+        self.actions_done = 0
+        self._losses: dict[int, float] = {}
+        self._seconds: dict[Verb, float] = {}
+
+    @property
+    def microbatch_seconds(self) -> float | None:
+        """Mean seconds of one microbatch's forward and backward, lately; None before the first."""
+        times = [self._seconds.get(verb) for verb in (Verb.FORWARD, Verb.BACKWARD)]
+        return None if None in times else sum(seconds for seconds in times if seconds is not None)
+
+    def run(self, work: Compute, last_step: int) -> Payload:
+        """What `work` makes, as `protocol.effects.Compute` says. `last_step` is where the view ends.
+
+        Raises:
+            Spoilt: a neighbour's payload does not decode.
+            RunFailed: a number is not finite.
+        """
+        start = time.perf_counter()
+        try:
+            return self._run(work, last_step)
+        finally:
+            self.actions_done += 1
+            self._note(work.action.verb, time.perf_counter() - start)
+
+    def _run(self, work: Compute, last_step: int) -> Payload:
+        match work.action.verb:
+            case Verb.FORWARD | Verb.BACKWARD:
+                return self._microbatch(work)
+            case Verb.PART:
+                return self._part(work.step, work.payload)
+            case Verb.APPLY:
+                return self._apply(work.step, work.payload, last_step)
+            case Verb.RESET:
+                return self._reset(work.step, work.payload)
+            case Verb.STATE:
+                meta = Meta(weights=self.engine.weights_hash())
+                return Blob.of(self._key(BlobKind.STATE, work.step), self.engine.state_bytes(), meta)
+            case Verb.LOAD:
+                self.engine.load_state_bytes(work.payload.data, work.step)
+                self.numbers = StepNumbers(weights=self.engine.weights_hash())
+                return self.numbers.weights
+            case verb:
+                raise ValueError(f"expected something to compute, got {verb}")
+
+    def _microbatch(self, work: Compute) -> Buffer | None:
+        try:
+            forward = work.action.verb is Verb.FORWARD
+            return self._forward(work) if forward else self._backward(work)
+        except RemoteError as error:
+            raise Spoilt(work.sender, str(error)) from error
+
+    def _forward(self, work: Compute) -> Buffer | None:
+        microbatch = work.action.microbatch
+        if self._is_basis(work):
+            return self.engine.forward_basis().payload
+        if self.index == 0:
+            ids = self._parts.data.microbatch(self._parts.config, work.step, microbatch)
+            forwarded = self.engine.forward_ids(work.step, microbatch, ids)
+        elif work.payload is None:
+            raise RemoteError(f"expected coordinates for step {work.step}, microbatch {microbatch}, got nothing")
+        else:
+            forwarded = self.engine.forward(work.step, microbatch, work.payload, work.codec)
+        if forwarded.loss is not None:
+            self._losses[microbatch] = forwarded.loss
+        return forwarded.payload
+
+    def _backward(self, work: Compute) -> Buffer | None:
+        if self._is_basis(work):
+            return self.engine.backward_basis(work.payload)
+        return self.engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
+
+    def _is_basis(self, work: Compute) -> bool:
+        return is_basis_microbatch(self._parts.config, work.step, work.action.microbatch)
+
+    def _reset(self, step: int, microbatches: tuple[int, ...] | None) -> None:
+        self.engine.reset(None if microbatches is None else [(step, m) for m in microbatches])
+        for microbatch in list(self._losses) if microbatches is None else microbatches:
+            self._losses.pop(microbatch, None)
+
+    def _part(self, step: int, covers: tuple[int, ...]) -> Blob:
+        if not self.numbers.weights:
+            self.numbers.weights = self.engine.weights_hash()
+        losses = tuple((m, self._losses[m]) for m in covers if m in self._losses)
+        meta = Meta(covers, losses, self.numbers.weights)
+        return Blob.of(self._key(BlobKind.PART, step), self.engine.part(step), meta)
+
+    def _apply(self, step: int, reduce: Reduce, last_step: int) -> Blob | None:
+        total = self._add_up(step, reduce) if reduce.parts else None
+        losses = self._losses
+        if reduce.parts:
+            losses = dict(pair for part in reduce.parts for pair in part.offer.meta.losses)
+        gradients = self.engine.average()
+        if self._parts.gradients is not None:
+            self._keep_gradients(self._parts.gradients, step, gradients)
+        norm = self.engine.apply(step)
+        ordered = tuple(sorted(losses.items()))
+        mean = sum(loss for _, loss in ordered) / len(ordered) if ordered else None
+        self.numbers = StepNumbers(mean, norm, self.engine.weights_hash() if reduce.parts else "")
+        self._losses = {}
+        if step % self._parts.config.checkpoint.every == 0 or step == last_step:
+            self.checkpoint(step)
+        if total is None or not reduce.keep:
+            return None
+        return Blob.of(self._key(BlobKind.TOTAL, step), total, Meta(losses=ordered))
+
+    def _add_up(self, step: int, reduce: Reduce) -> Buffer:
+        try:
+            return self.engine.take_total(step, [part.data for part in reduce.parts])
+        except BadPart as error:
+            if error.index < len(reduce.givers):
+                raise Spoilt(reduce.givers[error.index], str(error)) from error
+            raise
+
+    def _keep_gradients(self, folder: Path, step: int, gradients: dict[str, torch.Tensor]) -> None:
+        labels = {str(m): repr(loss) for m, loss in self._losses.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in gradients.items()}
+        path = folder / f"step-{step:08d}-stage-{self.index}.safetensors"
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
+
+    def checkpoint(self, step: int) -> None:
+        """Write the state after `step`. A full disk must not end the run: the last good checkpoint is still there."""
+        self._parts.checkpoints.save_or_say(self.index, step, self.engine.state())
+
+    def _key(self, kind: BlobKind, step: int) -> BlobKey:
+        return BlobKey(kind, self.index, step)
+
+    def _note(self, verb: Verb, seconds: float) -> None:
+        if verb in (Verb.FORWARD, Verb.BACKWARD):
+            known = self._seconds.get(verb, seconds)
+            self._seconds[verb] = known + _FADING * (seconds - known)

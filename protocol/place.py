@@ -1,0 +1,96 @@
+"""Where a peer stands: its stage, the newest view, the steps it has applied, and what follows from those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.blob import BlobKey
+from protocol.route import holders, routes
+from protocol.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is the same in the whole run.
+
+    Attributes:
+        microbatches: how many a step has.
+        window: most microbatches in flight at a stage.
+        blob_bytes: the exact size of a blob.
+        copies: how many peers of other stages keep the state after a step; 0 where it is not kept.
+    """
+
+    microbatches: Callable[[int], int]
+    window: int
+    blob_bytes: Callable[[BlobKey], int]
+    copies: Callable[[int], int]
+
+
+@dataclass(slots=True)
+class Place:
+    """`peer`'s place. `applied` is the newest step it has applied, or is to begin after."""
+
+    peer: str
+    rules: Rules
+    applied: int = 0
+    stage: int = -1
+    view: View | None = None
+
+    @property
+    def newest(self) -> View:
+        """The view, which is known here."""
+        assert self.view is not None
+        return self.view
+
+    @property
+    def last_stage(self) -> int:
+        """Its index."""
+        return len(self.newest.stages) - 1
+
+    def server(self, stage: int, step: int, microbatch: int) -> str | None:
+        """The peer of `stage` that serves a microbatch; None if there is none by this view."""
+        try:
+            return routes(self.newest, stage, step, self.rules.microbatches(step))[microbatch]
+        except LookupError:
+            return None
+
+    def routed(self, step: int, peer: str | None = None) -> list[int]:
+        """The microbatches of `step` that are routed to `peer` (None: this one) at this stage."""
+        who = peer or self.peer
+        try:
+            servers = routes(self.newest, self.stage, step, self.rules.microbatches(step))
+        except LookupError:
+            return []
+        return [microbatch for microbatch, server in enumerate(servers) if server == who]
+
+    def group(self, step: int) -> tuple[str, ...]:
+        """Who adds up the gradients of `step` at this stage."""
+        return self.newest.group(self.stage, step)
+
+    def followers(self, step: int) -> tuple[str, ...]:
+        """Who is handed their total."""
+        return self.newest.followers(self.stage, step)
+
+    def others(self) -> tuple[str, ...]:
+        """The other living replicas of this stage."""
+        return tuple(r.peer for r in self.newest.stages[self.stage] if r.alive and r.peer != self.peer)
+
+    def holders(self, stage: int, step: int) -> tuple[str, ...]:
+        """Who keeps a copy of the state of `stage` after `step`."""
+        return holders(self.newest, stage, step, self.rules.copies(step))
+
+    def sources(self, step: int) -> tuple[str, ...]:
+        """Who has this stage's state after `step`, from which this peer is to begin."""
+        view = self.newest
+        if step == view.restored:
+            held = view.holders[self.stage] if self.stage < len(view.holders) else ()
+            return tuple(peer for peer in held if peer != self.peer)
+        return tuple(peer for peer in self.group(step) if peer != self.peer)
+
+    def newcomers(self, step: int) -> tuple[str, ...]:
+        """Who is to begin from this stage's state after `step`."""
+        replicas = self.newest.stages[self.stage]
+        return tuple(
+            r.peer for r in replicas if r.alive and r.start == step > self.newest.restored and r.peer != self.peer
+        )

@@ -1,0 +1,223 @@
+"""What the replicas of a stage owe each other: parts, totals and states. Pure; bytes move through `protocol.exchange`.
+
+A step ends in one of three ways:
+
+    alone in its group, nobody follows         APPLY the own sum
+    every part of the group is here            APPLY their sum, in view order: the same bits everywhere; keep the total
+    somebody has applied the step already      APPLY the total that he hands out
+
+A part holds what its maker was routed by *this* view, and says so; so the parts of a group hold every microbatch
+once. A new view makes all parts new: each is offered again, under the new number, with more in it if more was routed.
+Weights are compared before they are changed: a part names the hash of those it was computed on, and where the hashes of
+a group differ nobody applies, until a view says who is out.
+
+Whoever comes with a part for a step that is applied here gets the total. So a group that lost a member in the middle of
+a reduction ends it alike, if only one of them had all parts; and if none had, they do the lost one's microbatches
+themselves. A part is kept until the next step is applied, a total for two steps, longer while somebody follows.
+"""
+
+from __future__ import annotations
+
+from protocol.blob import Blob, BlobKey, BlobKind, Offer
+from protocol.effects import Compute, Differs, Effect, LostTrack, Reduce, Refuse, SendGone, SendOffer, WantBlob
+from protocol.events import BlobGone, BlobWanted, Offered
+from protocol.exchange import Exchange
+from protocol.place import Place
+from protocol.work import APPLY, PART
+
+KEPT_TOTALS = 2
+KEPT_FOR_FOLLOWERS = 8
+FETCHED_AHEAD = 8  # totals that a follower fetches before it can use them
+
+
+class Replication:
+    """The reduction of the step after `place.applied`, and the totals of those before."""
+
+    def __init__(self, place: Place, exchange: Exchange) -> None:
+        self._place, self._exchange = place, exchange
+        self._own: Blob | None = None
+        self._offers: dict[str, Offer] = {}
+        self._parts: dict[bytes, Blob] = {}
+        self._totals: dict[int, Blob] = {}
+        self._gone: set[str] = set()
+        self._halted = False
+        self._applying = 0
+
+    # Work
+
+    def next_compute(self, effects: list[Effect]) -> Compute | None:
+        """What can be done when all microbatches routed here are; remarks go to `effects`."""
+        self._applying = self._place.newest.number
+        place, step = self._place, self._place.applied + 1
+        group, followers = place.group(step), place.followers(step)
+        keep = len(group) > 1 or bool(followers)
+        if step in self._totals:
+            return Compute(step, APPLY, Reduce((self._totals[step],), keep=keep))
+        if place.peer not in group or self._halted:
+            return None
+        if not keep:
+            return Compute(step, APPLY, Reduce())
+        if self._own is None:
+            return Compute(step, PART, tuple(place.routed(step)))
+        parts = [self._own if peer == place.peer else self._part_of(peer) for peer in group]
+        whole = tuple(part for part in parts if part is not None)
+        if len(whole) < len(group):
+            return None
+        hashes = tuple((peer, part.offer.meta.weights) for peer, part in zip(group, whole, strict=True))
+        if len({weights for _, weights in hashes}) > 1:
+            self._halted = True
+            effects.append(Differs(step, hashes))
+            return None
+        return Compute(step, APPLY, Reduce(whole, group, keep=True))
+
+    def part_made(self, blob: Blob) -> list[Effect]:
+        """The own part is there; if a view has changed what it must cover meanwhile, it is made again."""
+        place, step = self._place, self._place.applied + 1
+        if blob.key.step != step or blob.offer.meta.covers != tuple(place.routed(step)):
+            return []
+        self._own = blob
+        self._exchange.shelve(blob)
+        return self._offer(blob, [peer for peer in place.group(step) if peer != place.peer])
+
+    def applied(self, total: Blob | None) -> list[Effect]:
+        """The step is applied; `place.applied` names it."""
+        step = self._place.applied
+        followers = self._place.followers(step)
+        self._forget_step()
+        if total is not None:
+            self._exchange.shelve(total)
+        oldest = step - (KEPT_FOR_FOLLOWERS if followers else KEPT_TOTALS)
+        self._exchange.forget(lambda key: _is_past(key, step, oldest))
+        self._totals = {s: blob for s, blob in self._totals.items() if s > step}
+        # Whoever got a newer view before he had all parts waits for what was added up here by the older one.
+        late = self._place.others() if self._applying != self._place.newest.number else followers
+        return [] if total is None else self._offer(total, late)
+
+    def halt(self) -> None:
+        """This step cannot be applied with what the others gave."""
+        self._halted = True
+
+    def view_changed(self) -> list[Effect]:
+        """Parts are of one view; offer again what still holds."""
+        place, step = self._place, self._place.applied + 1
+        self._offers.clear()
+        self._gone.clear()
+        self._halted = False
+        effects: list[Effect] = []
+        if self._own is not None:
+            if self._own.offer.meta.covers == tuple(place.routed(step)) and place.peer in place.group(step):
+                effects += self._offer(self._own, [peer for peer in place.group(step) if peer != place.peer])
+            else:
+                key, self._own = self._own.key, None
+                self._exchange.forget(lambda other: other == key)
+        total = self._exchange.shelved(BlobKey(BlobKind.TOTAL, place.stage, place.applied))
+        if total is not None:
+            effects += self._offer(total, place.others())
+        return effects if place.peer in place.group(step) else effects + self.wants()
+
+    # Events
+
+    def offered(self, event: Offered) -> list[Effect]:
+        """A part or a total of this stage is offered, by the newest view."""
+        place, offer = self._place, event.offer
+        if offer.key.stage != place.stage or event.peer not in place.others():
+            return [Refuse(event.peer, f"expected an offer of stage {place.stage} from its replicas, got {offer.key}")]
+        if offer.key.step <= place.applied:
+            late = offer.key.kind is BlobKind.PART
+            return self._late(event.peer, offer.key.step) if late else []
+        if offer.size != place.rules.blob_bytes(offer.key):
+            wanted = place.rules.blob_bytes(offer.key)
+            return [Refuse(event.peer, f"expected {offer.key} of {wanted} bytes, got {offer.size}")]
+        return self._part_offered(event) if offer.key.kind is BlobKind.PART else self._total_offered(event)
+
+    def _part_offered(self, event: Offered) -> list[Effect]:
+        place, offer = self._place, event.offer
+        if event.peer not in place.group(offer.key.step):
+            return [Refuse(event.peer, f"it has no share in step {offer.key.step} by view {event.view}")]
+        covers = tuple(place.routed(offer.key.step, event.peer))
+        if offer.meta.covers != covers:
+            return [Refuse(event.peer, f"expected a part of microbatches {covers}, got {offer.meta.covers}")]
+        self._offers[event.peer] = offer
+        return [] if offer.id in self._parts else [*self._exchange.fetch(offer, event.peer)]
+
+    def _total_offered(self, event: Offered) -> list[Effect]:
+        step = event.offer.key.step
+        if step in self._totals or step > self._place.applied + FETCHED_AHEAD:
+            return []
+        return [*self._exchange.fetch(event.offer, event.peer)]
+
+    def arrived(self, blob: Blob) -> None:
+        """A part or a total is here."""
+        if blob.key.step <= self._place.applied:
+            return
+        if blob.key.kind is BlobKind.PART:
+            self._parts[blob.offer.id] = blob
+        else:
+            self._totals[blob.key.step] = blob
+
+    def wanted(self, event: BlobWanted) -> list[Effect]:
+        """Somebody has heard no offer of a part or a total."""
+        key, place = event.key, self._place
+        if key.stage != place.stage or event.peer not in place.others():
+            return [Refuse(event.peer, f"expected a question about stage {place.stage} from its replicas, got {key}")]
+        if key.step <= place.applied:
+            return self._late(event.peer, key.step)
+        mine = self._own if self._own is not None and key == self._own.key else None
+        return [] if mine is None else self._offer(mine, [event.peer])
+
+    def gone(self, event: BlobGone) -> list[Effect]:
+        """Somebody has applied the step and kept no total. If all have, this peer has lost track."""
+        place, step = self._place, self._place.applied + 1
+        if event.key != BlobKey(BlobKind.TOTAL, place.stage, step) or event.peer not in place.others():
+            return []
+        self._gone.add(event.peer)
+        asks: list[Effect] = [*self._exchange.refused(event.peer, event.key)]
+        others = {peer for peer in place.group(step) if peer != place.peer}
+        if step in self._totals or not others <= self._gone or self._exchange.has_donors(event.key):
+            return asks
+        return [*asks, LostTrack(f"nobody keeps the total of step {step} at stage {place.stage} any more")]
+
+    # Waiting
+
+    def awaited(self) -> list[tuple[str, BlobKey]]:
+        """(peer, blob) for which this step waits, once all microbatches are done."""
+        place, step = self._place, self._place.applied + 1
+        group = place.group(step)
+        if place.peer not in group:
+            return [(peer, BlobKey(BlobKind.TOTAL, place.stage, step)) for peer in group]
+        key = BlobKey(BlobKind.PART, place.stage, step)
+        return [(peer, key) for peer in group if peer != place.peer and self._part_of(peer) is None]
+
+    def wants(self) -> list[Effect]:
+        """Questions for what is awaited: who has applied the step meanwhile offers the total instead of a part."""
+        number = self._place.newest.number
+        awaited = [] if self._place.applied + 1 in self._totals else self.awaited()
+        return [WantBlob(peer, number, key) for peer, key in awaited]
+
+    # Parts
+
+    def _part_of(self, peer: str) -> Blob | None:
+        offer = self._offers.get(peer)
+        return None if offer is None else self._parts.get(offer.id)
+
+    def _late(self, peer: str, step: int) -> list[Effect]:
+        key = BlobKey(BlobKind.TOTAL, self._place.stage, step)
+        total = self._exchange.shelved(key)
+        number = self._place.newest.number
+        return [SendGone(peer, number, key)] if total is None else self._offer(total, [peer])
+
+    def _offer(self, blob: Blob, peers: list[str] | tuple[str, ...]) -> list[Effect]:
+        return [SendOffer(peer, self._place.newest.number, blob.offer) for peer in peers if peer != self._place.peer]
+
+    def _forget_step(self) -> None:
+        self._own, self._halted = None, False
+        self._offers.clear()
+        self._parts.clear()
+        self._gone.clear()
+
+
+def _is_past(key: BlobKey, applied: int, oldest_total: int) -> bool:
+    if key.kind is BlobKind.STATE:
+        return False
+    # The others may still be fetching the part of the step just applied; to apply the next one they need not.
+    return key.step <= (applied - 1 if key.kind is BlobKind.PART else oldest_total)
