@@ -1,5 +1,5 @@
-"""A scripted swarm around the coordinator's decisions: peers that join, step, report and fall silent, by a clock that the
-test turns. Every view that is issued is checked for what must hold of views.
+"""A scripted swarm around the coordinator's decisions: peers that join, step, report and fall silent, by a clock that
+the test turns. Every view that is issued is checked for what must hold of views.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Peer:
 class Story:
     """`feed` gives events to the membership and checks what comes out."""
 
-    def __init__(self, stages: int = 2, last_step: int = 1000, costs: Sequence[StageCost] = (), **terms: object) -> None:
+    def __init__(
+        self, stages: int = 2, last_step: int = 1000, costs: Sequence[StageCost] = (), **terms: object
+    ) -> None:
         self.terms = Terms(tuple(costs) or (StageCost(),) * stages, last_step, **terms)  # type: ignore[arg-type]
         self.membership = Membership(self.terms)
         self.now = 0.0
@@ -159,7 +161,8 @@ class Story:
                 continue
             entry = (stage, view.replica(name).start)
             if peer.epoch != view.epoch:
-                peer.epoch, peer.since, peer.applied = view.epoch, entry, view.restored
+                peer.epoch, peer.since = view.epoch, entry
+                peer.applied = view.restored if entry[1] == view.restored else None
             elif peer.since != entry:
                 peer.since, peer.applied = entry, None
 
@@ -232,16 +235,18 @@ class Story:
         new = {r.peer: r for r in view.peers()}
         old = {r.peer: r for r in before.peers()}
         if view.first_step == before.first_step:
-            for peer in new.keys() & old.keys():
-                if new[peer].start == old[peer].start:
-                    assert _share(new[peer]) == _share(old[peer]), "only a plan changes the shares of the living"
+            anew = {r.peer for replicas in view.stages for r in replicas if r.lost == view.number}
+            for peer in (new.keys() & old.keys()) - anew:
+                assert _share(new[peer]) == _share(old[peer]), "only a plan changes the shares of the living"
             return
         assert view.first_step > before.first_step
         for peer, replica in old.items():
             works = (replica.weight > 0 or replica.before > 0) and peer in new
             if works:
                 epoch, step = self.told.get(peer, (0, 0))
-                assert (epoch, step) >= (before.epoch, before.first_step - 1), "the previous plan is not past"
+                assert max((epoch, step), (before.epoch, before.restored)) >= (before.epoch, before.first_step - 1), (
+                    "the previous plan is not past"
+                )
                 assert new[peer].before == replica.weight
 
 

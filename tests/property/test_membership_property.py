@@ -1,5 +1,5 @@
-"""The coordinator's decisions under events in any order: what must hold of views holds (`coordinator_story`), and nothing
-raises.
+"""The coordinator's decisions under events in any order: what must hold of views holds (`coordinator_story`), and
+nothing raises.
 """
 
 from __future__ import annotations
