@@ -87,7 +87,7 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     out = [peer for peer, m in run.members.items() if m.away or m.leaving is not None]
     leavers: list[Effect] = [Release(peer) for peer in out if run.members[peer].leaving is not None]
     for peer in out:
-        run.members[peer].seat(None, 0)
+        run.members[peer].unseat()
     gone(run, out, "")
     run.dead.clear()
     run.pace.restart()
@@ -98,10 +98,11 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     run.next_epoch = view.epoch + 1
     run.say("waiting", "")
     for member in run.members.values():
-        member.seat(None, 0)
+        member.unseat()
+        member.target = None
     for stage, peers in enumerate(found.stages):
         for peer in peers:
-            run.members[peer].seat(stage, run.next_view, found.step)
+            run.members[peer].seat(stage, run.next_view, found.step, found.step)
     effects = [*run.issue(view, reason), *leavers]
     if found.step >= run.terms.last_step:
         effects += run.finish(False, f"all {run.terms.last_step} steps were done before")
