@@ -1,10 +1,22 @@
-"""Checkpoints of one peer: the state of its stage every n steps, `checkpoints/stage-2/step-00000050.safetensors`."""
+"""Checkpoints of one peer, `checkpoints/stage-2/step-00000050.safetensors`: of its stage, and copies of other stages'.
+
+A file is whole or absent when this process or its machine dies, and a disk that spoils a file later is found out:
+
+    torn           the header states another length: `held` leaves the file out
+    bits changed   the header holds a SHA-256 of all tensors, which `load` compares. `held` does not read so much: it
+                   leaves out what `load` found damaged and set aside, as `step-00000050.safetensors.damaged`
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
-from dataclasses import dataclass
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,51 +28,97 @@ from protocol.errors import RunFailed
 
 logger = logging.getLogger(__name__)
 
+_NAME = re.compile(r"stage-(\d+)/step-(\d{8,})\.safetensors")
+_Stamp = tuple[int, int, int]  # of a file: another one, or one that was written again, has another
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Checkpoints:
     """The checkpoints of run `run_id` in `folder`; the newest `keep` of each stage stay."""
 
     folder: Path
     run_id: str
     keep: int
+    # What a look at each file has shown: so `held` opens a file once, and a bad one is said once.
+    _seen: dict[Path, tuple[_Stamp, bool]] = field(default_factory=dict, init=False, repr=False)
+    _failing: set[int] = field(default_factory=set, init=False, repr=False)
+    # Own states and copies are written by several threads; one would take the other's file for a dead writer's.
+    _writing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def held(self) -> dict[int, list[int]]:
-        """The steps held of each stage, whole files of this run only."""
+        """The steps held of each stage, whole files of this run only. Cheap: it reads headers, and each only once."""
         stages: dict[int, list[int]] = {}
+        seen = {}
         for path in sorted(self.folder.glob("stage-*/step-*.safetensors")):
-            found = self._identify(path)
-            if found is not None:
-                stages.setdefault(found[0], []).append(found[1])
-        return stages
+            look = self._look(path)
+            if look is None:
+                continue
+            seen[path] = look
+            if look[1]:
+                stage, step = self._named(path)
+                stages.setdefault(stage, []).append(step)
+        self._seen = seen
+        return {stage: sorted(steps) for stage, steps in stages.items()}
 
-    def save(self, stage: int, step: int, state: dict[str, torch.Tensor]) -> Path:
+    def save(self, stage: int, step: int, state: Mapping[str, torch.Tensor]) -> Path:
         """Write the state that `stage` has after `step`, then drop the oldest ones.
 
         Raises:
             OSError: the disk is full or the folder not writable; the earlier checkpoints are as they were.
         """
         path = self._path(stage, step)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        labels = {"run": self.run_id, "stage": str(stage), "step": str(step)}
-        try:
-            write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
-        except SafetensorError as error:  # how it says that the disk is full
-            raise OSError(str(error)) from error
-        self._prune(stage, step)
+        labels = self._labels(stage, step) | {"sha256": _digest(tensors)}
+        with self._writing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
+            except SafetensorError as error:  # how it says that the disk is full
+                raise OSError(str(error)) from error
+            self._prune(stage, step)
         return path
 
+    def save_or_say(self, stage: int, step: int, state: Mapping[str, torch.Tensor]) -> bool:
+        """`save`, but a disk that fails does not end the run: it is said once, and once more when it works again."""
+        try:
+            self.save(stage, step, state)
+        except OSError as error:
+            if stage not in self._failing:
+                logger.error(
+                    "no checkpoint of stage %d, step %d could be written: %s; the run goes on and tries again at each "
+                    "checkpoint, the last good one is kept: make room on the disk, or make %s writable",
+                    stage, step, error, self.folder,
+                )  # fmt: skip
+            self._failing.add(stage)
+            return False
+        if stage in self._failing:
+            self._failing.remove(stage)
+            logger.warning("checkpoints of stage %d are written again, from step %d on", stage, step)
+        return True
+
     def load(self, stage: int, step: int) -> dict[str, torch.Tensor]:
-        """The state that `stage` had after `step`, on the CPU.
+        """The state that `stage` had after `step`, on the CPU, with the bits that `save` was given.
 
         Raises:
-            RunFailed: there is no whole checkpoint of it.
+            RunFailed: there is no whole checkpoint of it, or its content has changed since it was written.
         """
         path = self._path(stage, step)
-        if not path.exists() or self._identify(path) != (stage, step):
+        look = self._look(path)
+        if look is None or not look[1]:
             raise RunFailed(f"expected a checkpoint of stage {stage}, step {step} of run {self.run_id} at {path}")
-        return load_file(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                expected = (file.metadata() or {}).get("sha256")
+            state: dict[str, torch.Tensor] = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise RunFailed(f"expected a whole checkpoint at {path}, got: {error}") from error
+        if _digest(state) != expected:
+            self._set_aside(path, look[0])
+            raise RunFailed(
+                f"expected in {path} what was written there, got other bits: the disk has damaged it; "
+                "it is set aside, resume from another checkpoint"
+            )
+        return state
 
     def size(self, stage: int, step: int) -> int:
         """The bytes of the checkpoint of `stage` after `step`, which `held` names."""
@@ -76,17 +134,40 @@ class Checkpoints:
     def _path(self, stage: int, step: int) -> Path:
         return self.folder / f"stage-{stage}" / f"step-{step:08d}.safetensors"
 
-    def _identify(self, path: Path) -> tuple[int, int] | None:
+    def _named(self, path: Path) -> tuple[int, int]:
+        """The stage and step that a file's name states; (-1, -1) if that is no name of ours."""
+        found = _NAME.fullmatch(f"{path.parent.name}/{path.name}")
+        stage, step = (int(found[1]), int(found[2])) if found else (-1, -1)
+        return (stage, step) if path == self._path(stage, step) else (-1, -1)
+
+    def _labels(self, stage: int, step: int) -> dict[str, str]:
+        return {"run": self.run_id, "stage": str(stage), "step": str(step)}
+
+    def _look(self, path: Path) -> tuple[_Stamp, bool] | None:
+        """The file's stamp, and whether it is a whole one of this run; None if there is no file."""
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        seen = self._seen.get(path)
+        if seen is None or seen[0] != stamp:
+            seen = self._seen[path] = stamp, self._is_ours(path)
+        return seen
+
+    def _is_ours(self, path: Path) -> bool:
         try:
             with safe_open(path, framework="pt") as file:
                 labels = file.metadata() or {}
         except (SafetensorError, OSError) as error:
             logger.warning("ignoring the checkpoint %s: %s", path, error)
-            return None
-        if labels.get("run") != self.run_id or not {"stage", "step"} <= set(labels):
-            return None
-        found = int(labels["stage"]), int(labels["step"])
-        return found if path == self._path(*found) else None
+            return False
+        return bool("sha256" in labels and self._labels(*self._named(path)).items() <= labels.items())
+
+    def _set_aside(self, path: Path, stamp: _Stamp) -> None:
+        self._seen[path] = stamp, False  # also where the folder cannot be written to
+        with suppress(OSError):
+            path.replace(path.with_name(path.name + ".damaged"))
 
     def _prune(self, stage: int, newest: int) -> None:
         remove_temporary(self._path(stage, newest).parent)
@@ -95,3 +176,13 @@ class Checkpoints:
         kept = [step for step in steps if step <= newest][-self.keep :]
         for step in set(steps) - set(kept):
             self._path(stage, step).unlink(missing_ok=True)
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of names, types, shapes and numbers, hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        x = tensors[name]
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        digest.update(x.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -3,6 +3,9 @@
 The parent only starts, watches and stops them; the coordinator, which shares its terminal, shows the run. Children
 run in sessions of their own, so a Ctrl-C reaches them through the parent alone, in order. If the parent is killed
 they notice (`--with-parent`) and end.
+
+With a peer for each stage the run depends on every one of them: when one fails, the run is wound down. With more, that
+is the coordinator's to decide, and the end of a peer is only said.
 """
 
 from __future__ import annotations
@@ -33,14 +36,17 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Swarm:
-    """The processes of one launch."""
+    """The processes of one launch. `spare`: there are more peers than stages, so the run can do without one."""
 
     folder: RunFolder
     say: Say
     coordinator: subprocess.Popen[bytes] | None = None
     peers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    spare: bool = False
     interrupts: int = 0
     failed_peer: int | None = None
+    _gone: set[int] = field(default_factory=set)
+    _old_views: int = 0
     _interrupts_seen: int = 0
     _old_invite: int | None = None
     _stop_deadline: float = float("inf")
@@ -55,6 +61,7 @@ class Swarm:
         handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
         try:
             self._old_invite = _written_at(self.folder.invite)
+            self._old_views = self.folder.views
             self.coordinator = _start(coordinator, None)
             if self._await_invite():
                 self._start_peers(peers, peer)
@@ -110,18 +117,29 @@ class Swarm:
         self._interrupts_seen = self.interrupts
 
     def _look_at_peers(self) -> None:
-        assert self.coordinator is not None
-        failed = [index for index, process in enumerate(self.peers) if process.poll() not in (None, 0)]
-        if not failed or self.failed_peer is not None or self.interrupts:
+        ended = {index for index, process in enumerate(self.peers) if process.poll() not in (None, 0)} - self._gone
+        if not ended or self.failed_peer is not None or self.interrupts:
+            return
+        self._gone |= ended
+        if self.spare and self._began():
+            for index in sorted(ended):
+                self._say_ended(index)
             return
         # Others that end later only follow this one.
-        self.failed_peer = failed[0]
-        log = self.folder.peer(self.failed_peer) / "log.txt"
-        code = self.peers[self.failed_peer].returncode
-        self.say(f"peer {self.failed_peer} ended with exit code {code}: {_last_line(log)} (see {log})")
+        self.failed_peer = min(ended)
+        self._say_ended(self.failed_peer)
         # The coordinator may not have met it yet, and would wait for it for ever.
+        assert self.coordinator is not None
         self.coordinator.send_signal(signal.SIGINT)
         self._stop_deadline = time.monotonic() + FAILED_SECONDS
+
+    def _say_ended(self, index: int) -> None:
+        log = self.folder.peer(index) / "log.txt"
+        self.say(f"peer {index} ended with exit code {self.peers[index].returncode}: {_last_line(log)} (see {log})")
+
+    def _began(self) -> bool:
+        """Whether all peers were there: until then the coordinator waits for each of them."""
+        return self.folder.views > self._old_views
 
     def _end_all(self) -> None:
         running = [p for p in (*self.peers, self.coordinator) if p is not None]

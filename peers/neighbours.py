@@ -1,4 +1,8 @@
-"""The peers that this one speaks to, by the newest view: it opens links to them, and drops those that are gone."""
+"""The peers that this one speaks to, by the newest view: it opens links to them, and drops those that are gone.
+
+Links to the stages beside it and to its own are opened with the view; those to others, for copies of a state, when
+there is something to say.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 from peers.background import Background
 from peers.transport import Transport
 from protocol.errors import NetworkError
+from protocol.frame import Frame
 from protocol.membership import short_peer
 from protocol.view import View
 
@@ -20,6 +25,7 @@ class Neighbours:
     def __init__(self, transport: Transport, background: Background, keep: str) -> None:
         self._transport, self._background, self._keep = transport, background, keep
         self._known: dict[str, tuple[str, ...]] = {}
+        self._opened: set[str] = set()
         self.broken: set[str] = set()
 
     def changed(self, view: View, stage: int | None) -> None:
@@ -28,13 +34,26 @@ class Neighbours:
         present.pop(self._transport.peer_id, None)
         for peer in [peer for peer in self._known if peer not in present and peer != self._keep]:
             del self._known[peer]
+            self._opened.discard(peer)
             self.broken.discard(peer)
             self._transport.forget(peer)
         for peer, addresses in present.items():
             if self._known.get(peer) != addresses:
                 self._known[peer] = addresses
+                self._opened.discard(peer)
                 if stage is not None and _is_near(view, peer, stage):
-                    self._background.spawn(self._connect(peer, addresses))
+                    self._open(peer)
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Send `frame` to a peer of the view."""
+        if peer in self._known:
+            self._open(peer)
+        self._transport.send(peer, frame)
+
+    def _open(self, peer: str) -> None:
+        if peer not in self._opened:
+            self._opened.add(peer)
+            self._background.spawn(self._connect(peer, self._known[peer]))
 
     async def _connect(self, peer: str, addresses: Sequence[str]) -> None:
         try:

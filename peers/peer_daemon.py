@@ -98,6 +98,7 @@ class PeerDaemon:
             compute=self._compute,
             files=self._files,
             background=self._background,
+            send=self._neighbours.send,
             report=self._on_report,
             tell=self._line.tell,
             tell_view=self._tell_view,

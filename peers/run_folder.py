@@ -2,23 +2,39 @@
 
 manifest.json       the signed manifest            invite.txt     what volunteers are given
 coordinator.key     signs it (mode 0600)           metrics.jsonl  one line a step
-coordinator.id      libp2p identity (mode 0400)    report.json    the whole run in numbers
-coordinator.json    next view number               loss.png       its picture
+coordinator.id      libp2p identity (mode 0400)    events.jsonl   one line a decision: who, when and why
+coordinator.json    what its coordinator must      report.json    the whole run in numbers
+                    not forget: see `Memory`       loss.png       its picture
 peers/0, peers/1..  the peers' own folders, where `launch` started them
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from peers.files import write_bytes, write_json
 from protocol.errors import BadSignature, RemoteError, UserError
 from protocol.manifest import Manifest
 from protocol.signing import SigningKey, open_record
+
+
+class Memory(TypedDict, total=False):
+    """What a coordinator writes down before it acts on it, so that one that returns goes on where it was.
+
+    Attributes:
+        membership: the newest view and the members, as `Membership.to_json` gives them.
+        wire: what all daemons have sent, as `RunRecord.to_json` gives it.
+        listen: [host, port, announced address]: peers look for a coordinator that returns where it was.
+    """
+
+    membership: dict[str, Any]
+    wire: dict[str, Any]
+    listen: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON object a line, one line a step."""
         return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """One JSON object a line, one line a decision of the coordinator."""
+        return self.root / "events.jsonl"
 
     @property
     def report(self) -> Path:
@@ -55,6 +76,10 @@ class RunFolder:
     def peer(self, index: int) -> Path:
         """The folder of the peer that `launch` starts as `index`."""
         return self.root / "peers" / str(index)
+
+    def peers(self) -> list[Path]:
+        """The folders of all peers that `launch` ever started here: any of them may hold any stage's checkpoints."""
+        return sorted((self.root / "peers").glob("*/"))
 
     def exists(self) -> bool:
         """Whether a run was begun here."""
@@ -92,28 +117,80 @@ class RunFolder:
             body = open_record((self.root / "manifest.json").read_bytes(), "manifest", key.public)
             return Manifest.from_json(body), key
         except (OSError, ValueError, BadSignature, RemoteError) as error:
-            raise UserError(f"the run in {self.root} cannot be opened: {error}") from error
+            raise self.cannot_open(str(error)) from error
 
-    def next_view(self) -> int:
-        """The first view number that this coordinator never used."""
+    def memory(self) -> Memory:
+        """What the coordinator wrote down last.
+
+        Raises:
+            UserError: the file is damaged; without it, view numbers could be used twice.
+        """
         path = self.root / "coordinator.json"
-        return int(json.loads(path.read_text())["next_view"]) if path.exists() else 1
+        if not path.exists():
+            return {}
+        try:
+            memory: Memory = json.loads(path.read_text())
+            if not isinstance(memory, dict) or not isinstance(memory.get("membership", {}), dict):
+                raise ValueError("it is not what a coordinator writes")
+        except (OSError, ValueError) as error:
+            raise self.cannot_open(f"{path}: {error}") from error
+        return memory
 
-    def remember_view(self, number: int) -> None:
-        """Note that `number` is used, before it is."""
-        write_json(self.root / "coordinator.json", {"next_view": number + 1})
+    def cannot_open(self, why: str) -> UserError:
+        """The error to raise where the run's files are of no use."""
+        return UserError(f"the run in {self.root} cannot be opened: {why}")
+
+    @property
+    def views(self) -> int:
+        """How many views were ever numbered."""
+        return int(self.memory().get("membership", {}).get("next_view", 1)) - 1
+
+    def remember(self, changes: Memory) -> None:
+        """Write `changes` down; what they do not name stays.
+
+        Raises:
+            OSError: the disk is full or the folder not writable; the file is as it was.
+        """
+        write_json(self.root / "coordinator.json", {**self.memory(), **changes})
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The steps of `metrics.jsonl`. A torn last line, left by a killed writer, is passed over."""
-        if not self.metrics.exists():
-            return
-        for line in self.metrics.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+        return _lines(self.metrics)
+
+    def noted(self) -> Iterator[dict[str, Any]]:
+        """The decisions of `events.jsonl`."""
+        return _lines(self.events)
 
     def forget_rows_after(self, step: int) -> None:
         """Keep the rows up to `step`: a resumed run writes the later ones again."""
         kept = [json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step]
         write_bytes(self.metrics, "".join(kept).encode())
+
+
+def append_lines(path: Path, values: Sequence[dict[str, Any]]) -> None:
+    """Add `values` to a file of JSON lines, in one write. A torn last line, left by a killed writer, stays by itself.
+
+    The bytes are the system's when this returns: they outlive this process, but not a power cut.
+
+    Raises:
+        OSError: the disk is full or the folder not writable; nothing, or a torn line, may have been added.
+    """
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+        else:
+            torn = False
+        file.write(b"\n" * torn + b"".join(json.dumps(value).encode() + b"\n" for value in values))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value

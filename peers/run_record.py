@@ -1,106 +1,159 @@
-"""What the coordinator writes down about a run: a line for each step, and the report at its end."""
+"""What the coordinator writes down about a run: a line for each step, and the report at its end.
+
+A row counts as seen when it is in the file, not before: peers keep their reports until then, so a coordinator that
+dies loses none, and a full disk none either, as long as the peers have room.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from peers.files import write_json
-from peers.run_folder import RunFolder
-from peers.step_reports import StepReport, StepTable, WireTotals, summarise
+from peers.run_folder import RunFolder, append_lines
+from peers.step_reports import StepReport, WireTotals, summarise
+from peers.step_table import StepTable
+from peers.wire_ledger import Source, WireLedger
 from protocol.errors import BadFrame
 from protocol.manifest import Manifest
-from protocol.membership import End, Membership
+from protocol.membership import End
 
 logger = logging.getLogger(__name__)
 
 
 class RunRecord:
-    """The numbers of one run, in its folder. Nothing is touched before `begin`."""
+    """The numbers of one run, in its folder. Nothing is touched before `begin` or `take_over`."""
 
     def __init__(self, folder: RunFolder, manifest: Manifest) -> None:
         self._folder, self._manifest = folder, manifest
         self._table = StepTable(manifest.config)
+        self._ledger, self._own_before, self._tokens, self._known_after, self.epoch = _remembered(folder)
+        self._unwritten: list[dict[str, Any]] = []
+        self._failing = False
         self.last_row: dict[str, Any] | None = None
-        self._first_step: int | None = None
-        self._wire: dict[str, WireTotals] = {}
-        self._earlier, self._earlier_tokens = WireTotals(), 0
-        self._wrote_last = True
-
-    def begin(self, first_step: int) -> None:
-        """The run starts, or goes on, with `first_step`; rows of later steps are of an abandoned future."""
-        self._first_step = self._table.next_step = first_step
-        self._folder.forget_rows_after(first_step - 1)
-        rows = list(self._folder.rows())
-        self.last_row = rows[-1] if rows else None
-        self._earlier, self._earlier_tokens = _earlier_wire(self._folder)
+        self.began = False
 
     @property
-    def began(self) -> bool:
-        """Whether the run has started or gone on."""
-        return self._first_step is not None
+    def seen(self) -> int:
+        """The last step of which the row, and every earlier one, is in the file or can never be."""
+        return self._unwritten[0]["step"] - 1 if self._unwritten else self._table.next_step - 1
 
-    def add(self, peer: str, wire: WireTotals, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-        """Note what `peer` reported; the rows of the steps that are complete with it."""
-        self._wire[peer] = wire
-        rows = [row for report in reports for row in self._table.add(report)]
-        for row in rows:
-            self._write(row)
+    @property
+    def done(self) -> int:
+        """The same, but for being written."""
+        return self._table.next_step - 1
+
+    def begin(self, first_step: int, epoch: int) -> None:
+        """The run starts, or its peers all begin again, with `first_step`: later rows are of an abandoned future."""
+        self.epoch = epoch
+        self._count_rows()
+        self._folder.forget_rows_after(first_step - 1)
+        self._go_on(first_step)
+
+    def take_over(self, epoch: int, restored: int) -> None:
+        """The run went on without a coordinator: its peers have the reports from the last row on.
+
+        Args:
+            epoch: that of the newest view. If the rows are of an earlier one, they end after step `restored`.
+        """
+        self._count_rows()
+        if self.epoch < epoch:
+            self._folder.forget_rows_after(restored)
+        self.epoch = epoch
+        rows = list(self._folder.rows())
+        self._go_on(rows[-1]["step"] + 1 if rows else 1)
+
+    def _count_rows(self) -> None:
+        """Rows may have been written after what a killed coordinator remembered last."""
+        if self._known_after is not None:
+            self._tokens += sum(row["tokens"] for row in self._folder.rows() if row["step"] > self._known_after)
+
+    def _go_on(self, next_step: int) -> None:
+        self._table.go_on(next_step, self._ledger, next_step - 1 if self._known_after is None else self._known_after)
+        rows = list(self._folder.rows())
+        self.last_row = rows[-1] if rows else None
+        self.began = True
+
+    def restore(self, step: int, epoch: int) -> None:
+        """The peers go back to `step`, in a new epoch; rows of later steps are written again."""
+        self.epoch = epoch
+        written = self._table.next_step > step + 1
+        self._table.restore(step)
+        if not written:
+            return
+        self._unwritten = [row for row in self._unwritten if row["step"] <= step]
+        self._folder.forget_rows_after(step)
+        rows = list(self._folder.rows())
+        self.last_row = self._unwritten[-1] if self._unwritten else rows[-1] if rows else None
+
+    def note(self, source: Source, wire: WireTotals) -> None:
+        """Note what a daemon has sent so far."""
+        self._ledger.note(source, wire)
+
+    def add(self, source: Source, reports: Sequence[StepReport], applied: int) -> list[dict[str, Any]]:
+        """Note what a daemon reported; the rows that are done with it.
+
+        Args:
+            applied: the newest step that every replica has applied.
+        """
+        rows = [row for report in reports for row in self._table.add(report, source)]
+        return self._keep(rows + self._table.give_up(applied))
+
+    def _keep(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        self._tokens += sum(row["tokens"] for row in rows)
+        self._unwritten += rows
+        self.last_row = rows[-1] if rows else self.last_row
+        self.write()
         return rows
 
-    def _write(self, row: dict[str, Any]) -> None:
-        self.last_row = row
-        try:
-            with self._folder.metrics.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            self._wrote_last = True
-        except OSError as error:
-            if self._wrote_last:  # said once, not at each step
-                logger.error("%s cannot be written: %s; the run goes on", self._folder.metrics, error)
-            self._wrote_last = False
-
-    def report(self, end: End | None, membership: Membership, own: WireTotals) -> None:
-        """Write the report. `own` is what the coordinator itself has sent."""
-        if self._first_step is None:
+    def write(self) -> None:
+        """Write what is not written yet."""
+        if not self._unwritten:
             return
-        rows = list(self._folder.rows())
-        clean = end is not None and not end.failed and end.step == self._table.next_step - 1
-        # After an abnormal end the newest totals hold bytes of steps that no row counts.
-        sent = sum(self._wire.values(), WireTotals()) if clean else self._table.wire
-        sent = sent + self._earlier + WireTotals(control=own.control)
-        steps = self._table.next_step - self._first_step
-        tokens = self._earlier_tokens + steps * self._manifest.config.tokens_per_step
-        report = summarise(self._manifest.config, rows, sent, tokens)
+        try:
+            append_lines(self._folder.metrics, self._unwritten)
+            self._unwritten, self._failing = [], False
+        except OSError as error:
+            if not self._failing:  # said once, not at each step
+                logger.error("%s cannot be written: %s; the run goes on", self._folder.metrics, error)
+            self._failing = True
+
+    def to_json(self, own: WireTotals) -> dict[str, Any]:
+        """What must outlive this coordinator, beside the rows. `own` is what it has sent itself."""
+        control = self._own_before + own.control
+        step = self._table.next_step - 1 if self.began else self._known_after
+        known = {"epoch": self.epoch, "step": step, "tokens": self._tokens}
+        return {**known, "own": control, "ledger": self._ledger.to_json()}
+
+    def report(self, end: End | None, peers: Sequence[dict[str, Any]], own: WireTotals) -> None:
+        """Write the report. `own` is what the coordinator itself has sent, `peers` who is in it."""
+        if not self.began:
+            return
+        if end is not None:
+            self._keep(self._table.finish(end.step))
+        rows, config = list(self._folder.rows()), self._manifest.config
+        sent = self._ledger.total + WireTotals(control=self._own_before + own.control)
+        report = summarise(config, rows, sent, self._tokens)
         report |= {
             "unigram_loss": self._manifest.unigram_loss,
             "run_id": self._manifest.run_id,
             "ended": None if end is None else {"failed": end.failed, "reason": end.reason},
-            "peers": self._peers(membership),
+            "peers": [{**peer, "sent_bytes": sum(self._ledger.of_peer(peer["peer"]).as_tuple())} for peer in peers],
         }
         try:
             write_json(self._folder.report, report)
         except OSError as error:
             logger.error("%s cannot be written: %s", self._folder.report, error)
 
-    def _peers(self, membership: Membership) -> list[dict[str, Any]]:
-        view = membership.view
-        return [
-            {
-                "peer": peer,
-                "stage": view.stage_of(peer) if view else None,
-                "steps": member.step,
-                "sent_bytes": sum(self._wire.get(peer, WireTotals()).as_tuple()),
-            }
-            for peer, member in membership.members.items()
-        ]
 
-
-def _earlier_wire(folder: RunFolder) -> tuple[WireTotals, int]:
-    """The byte totals of earlier starts and the tokens they belong to; none where no report tells."""
+def _remembered(folder: RunFolder) -> tuple[WireLedger, int, int, int | None, int]:
+    """The totals of earlier starts, what their coordinators sent, the tokens that both belong to, after which step, and
+    the epoch of the rows.
+    """
     try:
-        wire = json.loads(folder.report.read_text())["wire"]
-        return WireTotals.from_json(wire["totals"]), int(wire["tokens"])
-    except (OSError, ValueError, KeyError, TypeError, BadFrame):
-        return WireTotals(), 0
+        wire = folder.memory()["wire"]
+        own, tokens, step, epoch = (int(wire[name]) for name in ("own", "tokens", "step", "epoch"))
+        return WireLedger.from_json(wire["ledger"]), own, tokens, step, epoch
+    except (KeyError, TypeError, ValueError, BadFrame):
+        return WireLedger(), 0, 0, None, 0

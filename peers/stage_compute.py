@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from protocol.errors import BadPart, RemoteError
 from protocol.frame import Buffer
 from protocol.model.engine import StageEngine
 from protocol.work import Verb
-
-logger = logging.getLogger(__name__)
 
 _FADING = 0.1  # of the newest time in the mean time of a microbatch
 
@@ -192,10 +189,7 @@ class StageCompute:
 
     def checkpoint(self, step: int) -> None:
         """Write the state after `step`. A full disk must not end the run: the last good checkpoint is still there."""
-        try:
-            self._parts.checkpoints.save(self.index, step, self.engine.state())
-        except OSError as error:
-            logger.error("no checkpoint of step %d could be written: %s; the run goes on", step, error)
+        self._parts.checkpoints.save_or_say(self.index, step, self.engine.state())
 
     def _key(self, kind: BlobKind, step: int) -> BlobKey:
         return BlobKey(kind, self.index, step)

@@ -39,11 +39,8 @@ class StageFiles:
     async def keep(self, blob: Blob) -> None:
         """Write the state of another stage."""
         key = blob.key
-        try:
-            state = flat.unpack(blob.data, state_layout(self._config, key.stage))
-            await asyncio.to_thread(self._checkpoints.save, key.stage, key.step, state)
-        except OSError as error:
-            logger.error("no copy of stage %d, step %d could be written: %s", key.stage, key.step, error)
+        state = flat.unpack(blob.data, state_layout(self._config, key.stage))
+        await asyncio.to_thread(self._checkpoints.save_or_say, key.stage, key.step, state)
         self.changed()
 
     async def find(self, key: BlobKey) -> Blob | None:
@@ -51,6 +48,7 @@ class StageFiles:
         try:
             return await asyncio.to_thread(self._load, key)
         except RunFailed as error:
+            self.changed()  # a damaged file is held no longer
             logger.warning("cannot hand out a state: %s", error)
             return None
 

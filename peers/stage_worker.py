@@ -69,6 +69,7 @@ class WorkerParts:
     """What a worker is given: the run, this peer's share of it, and the outside.
 
     Attributes:
+        send: sends a frame to a peer.
         report: takes each step's report.
         tell: takes what the coordinator must know.
         tell_view: sends the newest view to a peer.
@@ -79,6 +80,7 @@ class WorkerParts:
     compute: ComputeThread
     files: StageFiles
     background: Background
+    send: Callable[[str, Frame], None]
     report: Callable[[StepReport], None]
     tell: Callable[[dict[str, Any]], None]
     tell_view: Callable[[str], None]
@@ -187,14 +189,14 @@ class StageWorker:
     # Effects
 
     def _perform(self, effect: Effect) -> None:
-        transport, tell = self._parts.transport, self._parts.tell
+        send, tell = self._parts.send, self._parts.tell
         match effect:
             case Compute():
                 self._start(effect)
             case Send():
-                transport.send(effect.peer, self._frame(effect))
+                send(effect.peer, self._frame(effect))
             case SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendWant() | WantBlob() | SendGone():
-                transport.send(effect.peer, to_frame(effect))
+                send(effect.peer, to_frame(effect))
             case StepApplied(step):
                 self._report(step)
             case Ready(step):
@@ -216,8 +218,9 @@ class StageWorker:
                 tell({"type": "lost_track", "reason": reason[:300]})
 
     def _refuse(self, refusal: Refuse) -> None:
-        logger.warning("refused what %s sent: %s", short_peer(refusal.peer), refusal.reason)
-        assert self.machine.view is not None or not refusal.stale
+        # Around every new view some frames are of the old one.
+        level = logging.INFO if refusal.stale else logging.WARNING
+        logger.log(level, "refused what %s sent: %s", short_peer(refusal.peer), refusal.reason)
         if refusal.stale and self.machine.view is not None:
             told = (refusal.peer, self.machine.view.number)
             if told not in self._told:

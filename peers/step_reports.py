@@ -1,5 +1,6 @@
 """What each peer tells the coordinator about each step, and how those reports become the run's numbers. Pure.
 
+All replicas of a stage have the same loss, gradient norm and weights, so the first report of a stage counts for it.
 Byte counts in a report are running totals of the transport's own counters, so a lost report loses no byte.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from peers.transport import TrafficCounters
@@ -16,28 +17,41 @@ from protocol.errors import BadFrame
 from protocol.frame import Kind
 
 MOST_PENDING = 5_000  # steps ahead of the first incomplete one; what is further ahead is nonsense
+LATE_STEPS = 5  # a report of a step that all applied so long ago, while later rows are complete, comes no more
+HASH_DIGITS = 16  # of the weights, in a row
+LONGEST_HASH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class WireTotals:
-    """Bytes a peer has handed to its transport since it started: tensor payloads by direction, and what frames them."""
+    """Bytes a peer has handed to its transport since it started, by what they were for.
+
+    Attributes:
+        control: payload and header of control frames.
+        chunk_payload: parts and totals of gradients among replicas, states for newcomers, copies of checkpoints.
+    """
 
     forward_payload: int = 0
     forward_header: int = 0
     backward_payload: int = 0
     backward_header: int = 0
     control: int = 0
+    chunk_payload: int = 0
+    chunk_header: int = 0
 
     @classmethod
     def of(cls, counters: TrafficCounters) -> WireTotals:
         """The totals in `counters`."""
-        forward, backward, control = (counters.sent[kind] for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.CONTROL))
+        kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.CONTROL, Kind.CHUNK)
+        forward, backward, control, chunk = (counters.sent[kind] for kind in kinds)
         return cls(
             forward.payload_bytes,
             forward.header_bytes,
             backward.payload_bytes,
             backward.header_bytes,
             control.payload_bytes + control.header_bytes,
+            chunk.payload_bytes,
+            chunk.header_bytes,
         )
 
     @classmethod
@@ -45,7 +59,7 @@ class WireTotals:
         """The totals in `value`, as `as_tuple` gives them.
 
         Raises:
-            BadFrame: not five byte counts.
+            BadFrame: not a byte count for each field.
         """
         if not isinstance(value, list | tuple) or len(value) != len(cls.__slots__) or not all(map(_is_count, value)):
             raise BadFrame(f"expected {len(cls.__slots__)} byte counts, got {str(value)[:80]!r}")
@@ -57,8 +71,12 @@ class WireTotals:
     def __sub__(self, other: WireTotals) -> WireTotals:
         return WireTotals(*(a - b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
 
+    def larger(self, other: WireTotals) -> WireTotals:
+        """The larger of each two: totals only grow, so of two reports of one daemon it is the newer, however late."""
+        return WireTotals(*map(max, self.as_tuple(), other.as_tuple()))
+
     def as_tuple(self) -> tuple[int, ...]:
-        """The five totals, in the order of the fields."""
+        """The totals, in the order of the fields."""
         return tuple(getattr(self, name) for name in self.__slots__)
 
     def per_token(self, tokens: int, boundaries: int) -> tuple[float, float]:
@@ -70,14 +88,26 @@ class WireTotals:
 
     @property
     def overhead_fraction(self) -> float:
-        """Headers and control frames over tensor payload."""
+        """Tensor headers and control frames over tensor payload: what it costs to send the boundary's numbers.
+
+        Chunks are on neither side. They are no framing of the boundary's tensors but a payload of their own, which
+        depends on the number of replicas and on who comes and goes; `summarise` gives them beside it.
+        """
         payload = self.forward_payload + self.backward_payload
         return (self.forward_header + self.backward_header + self.control) / payload if payload else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step at one stage. `loss` (nats per token) comes from the last stage only."""
+    """One step at one stage, by one of its replicas.
+
+    Attributes:
+        loss: nats per token, the mean over all microbatches of the step, whoever did them; from the last stage only.
+        seconds: since the last step, at this replica.
+        wire: its totals when it had applied the step.
+        microbatches: how many of the step's it did.
+        weights: hash of the weights after the step, hexadecimal; all replicas of a stage have the same. "": not known.
+    """
 
     step: int
     stage: int
@@ -87,6 +117,8 @@ class StepReport:
     seconds: float
     compute_seconds: float
     wire: WireTotals
+    microbatches: int = 0
+    weights: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
@@ -102,14 +134,21 @@ class StepReport:
         try:
             step, stage, loss = value["step"], value["stage"], value["loss"]
             numbers = {name: value[name] for name in ("gradient_norm", "learning_rate", "seconds", "compute_seconds")}
-            wire = WireTotals.from_json(value["wire"])
+            wire, done, weights = WireTotals.from_json(value["wire"]), value["microbatches"], value["weights"]
         except (LookupError, TypeError) as error:
             raise BadFrame(f"expected a step report, got {str(value)[:80]!r}") from error
-        if not (_is_count(step) and _is_count(stage)):
+        if not (_is_count(step) and _is_count(stage) and _is_count(done)):
             raise BadFrame(f"expected a step and a stage, got {str(step)[:20]} and {str(stage)[:20]}")
+        if not is_hash(weights):
+            raise BadFrame(f"expected a hash of the weights after step {step}, got {str(weights)[:40]!r}")
         if not all(map(_is_finite, (*numbers.values(), 0.0 if loss is None else loss))):
             raise BadFrame(f"expected finite numbers in the report of step {step}")
-        return cls(step=step, stage=stage, loss=loss, wire=wire, **numbers)
+        return cls(step=step, stage=stage, loss=loss, wire=wire, microbatches=done, weights=weights, **numbers)
+
+
+def is_hash(value: Any) -> bool:
+    """Whether `value` is lower-case hexadecimal of some bounded length, or empty."""
+    return isinstance(value, str) and len(value) <= LONGEST_HASH and set(value) <= set("0123456789abcdef")
 
 
 def _is_count(value: Any) -> bool:
@@ -119,49 +158,6 @@ def _is_count(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     # A NaN compares false, and an integer of hundreds of digits compares without overflowing.
     return type(value) in (int, float) and abs(value) < 1e300
-
-
-@dataclass(slots=True)
-class StepTable:
-    """Gathers the stages' reports into rows, one a step, in step order. `wire`: all stages' totals at the last row."""
-
-    config: RunConfig
-    next_step: int = 1
-    wire: WireTotals = WireTotals()
-    _pending: dict[int, dict[int, StepReport]] = field(default_factory=dict)
-
-    def add(self, report: StepReport) -> list[dict[str, Any]]:
-        """The rows that `report` completes. A repeated report completes none."""
-        stages = self.config.pipeline.stages
-        timely = self.next_step <= report.step < self.next_step + MOST_PENDING
-        if not timely or not 0 <= report.stage < stages:
-            return []
-        self._pending.setdefault(report.step, {})[report.stage] = report
-        rows = []
-        while len(self._pending.get(self.next_step, {})) == stages:
-            rows.append(self._row(self._pending.pop(self.next_step)))
-            self.next_step += 1
-        return rows
-
-    def _row(self, reports: Mapping[int, StepReport]) -> dict[str, Any]:
-        stages = [reports[stage] for stage in sorted(reports)]
-        total = sum((report.wire for report in stages), WireTotals())
-        tokens, boundaries = self.config.tokens_per_step, len(stages) - 1
-        forward, backward = (total - self.wire).per_token(tokens, boundaries)
-        self.wire = total
-        seconds = stages[0].seconds
-        return {
-            "step": stages[0].step,
-            "loss": stages[-1].loss,
-            "tokens": tokens,
-            "seconds": seconds,
-            "tokens_per_second": tokens / max(seconds, 1e-9),
-            "learning_rate": stages[0].learning_rate,
-            "forward_bytes_per_token": forward,
-            "backward_bytes_per_token": backward,
-            "gradient_norms": [report.gradient_norm for report in stages],
-            "compute_seconds": [report.compute_seconds for report in stages],
-        }
 
 
 def summarise(
@@ -174,12 +170,12 @@ def summarise(
         wire: what all daemons have sent for `wire_tokens` trained tokens.
     """
     forward, backward = wire.per_token(wire_tokens, config.pipeline.stages - 1)
-    dense = 2.0 * config.model.dim
+    dense, losses = 2.0 * config.model.dim, [row["loss"] for row in rows if row["loss"] is not None]
     return {
         "steps": rows[-1]["step"] if rows else 0,
         "tokens": sum(row["tokens"] for row in rows),
-        "loss_first": rows[0]["loss"] if rows else None,
-        "loss_last": rows[-1]["loss"] if rows else None,
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
         "step_seconds_median": statistics.median(row["seconds"] for row in rows) if rows else None,
         "wire": {
             "forward_bytes_per_token": forward,
@@ -190,6 +186,8 @@ def summarise(
             "backward_payload_bytes": wire.backward_payload,
             "header_bytes": wire.forward_header + wire.backward_header,
             "control_bytes": wire.control,
+            "chunk_payload_bytes": wire.chunk_payload,
+            "chunk_header_bytes": wire.chunk_header,
             "overhead_fraction": wire.overhead_fraction,
             "tokens": wire_tokens,
             "totals": wire.as_tuple(),

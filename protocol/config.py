@@ -190,7 +190,8 @@ class CheckpointConfig(Section):
     """Checkpoints of each stage, in the peer's run folder."""
 
     every: int = Field(50, ge=1, description="steps between checkpoints; one is always written at the end")
-    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept of each stage")
+    copies: int = Field(1, ge=0, description="peers of other stages that keep a copy of each checkpoint; 0: none")
 
 
 class RunConfig(Section):

@@ -6,22 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.errors import BadFrame
-from protocol.membership import JoinAsked
+from protocol.membership_events import JoinAsked
+from protocol.peer_report import MOST_STEPS, is_count, is_measure, is_text, parse_held
 
 MOST_ADDRESSES = 16
 LONGEST_ADDRESS = 256
-MOST_STEPS = 1000
 LONGEST_SESSION = 64
+FASTEST_GFLOPS = 1e9
+MOST_MEMORY = 1 << 50
 
 
-def join_message(addresses: Sequence[str], checkpoints: Mapping[int, Sequence[int]], session: str) -> dict[str, Any]:
-    """The control message."""
+def join_message(
+    addresses: Sequence[str],
+    checkpoints: Mapping[int, Sequence[int]],
+    session: str,
+    speed: float = 0.0,
+    memory: int = 0,
+) -> dict[str, Any]:
+    """The control message. `speed` in GFLOP/s and `memory` in bytes are 0 where unknown."""
     held = {str(stage): list(steps)[-MOST_STEPS:] for stage, steps in checkpoints.items()}
     return {
         "type": "join",
         "addresses": list(addresses)[:MOST_ADDRESSES],
         "checkpoints": held,
         "session": session,
+        "speed": speed,
+        "memory": memory,
     }
 
 
@@ -32,19 +42,18 @@ def parse_join(peer: str, message: Mapping[str, Any], stages: int) -> JoinAsked:
         BadFrame: a field is missing, of another type, or beyond its bound.
     """
     addresses: Any = message.get("addresses")
-    held: Any = message.get("checkpoints")
     session: Any = message.get("session")
-    if not _is_list(addresses, str, MOST_ADDRESSES) or any(len(address) > LONGEST_ADDRESS for address in addresses):
-        raise BadFrame(f"expected at most {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters to join")
-    if not isinstance(session, str) or len(session) > LONGEST_SESSION:
+    speed, memory = message.get("speed"), message.get("memory")
+    if not isinstance(addresses, list) or len(addresses) > MOST_ADDRESSES:
+        raise BadFrame(f"expected a list of at most {MOST_ADDRESSES} addresses to join")
+    if not all(is_text(address, LONGEST_ADDRESS) for address in addresses):
+        raise BadFrame(f"expected addresses of at most {LONGEST_ADDRESS} characters to join")
+    if not is_text(session, LONGEST_SESSION):
         raise BadFrame(f"expected a session of at most {LONGEST_SESSION} characters to join")
-    known = {str(stage) for stage in range(stages)}
-    if not isinstance(held, dict) or not set(held) <= known:
-        raise BadFrame(f"expected checkpoints of stages 0 to {stages - 1} to join")
-    if not all(_is_list(steps, int, MOST_STEPS) for steps in held.values()):
-        raise BadFrame(f"expected at most {MOST_STEPS} steps of each stage to join")
-    return JoinAsked(peer, tuple(addresses), {int(stage): tuple(steps) for stage, steps in held.items()}, session)
-
-
-def _is_list(value: Any, kind: type, most: int) -> bool:
-    return isinstance(value, list) and len(value) <= most and all(type(item) is kind for item in value)
+    if not is_measure(speed, FASTEST_GFLOPS) or not is_count(memory, MOST_MEMORY):
+        raise BadFrame(f"expected a speed in GFLOP/s and memory in bytes to join, got {str((speed, memory))[:60]}")
+    try:
+        held = parse_held(message.get("checkpoints"), stages)
+    except BadFrame as error:
+        raise BadFrame(f"{error} to join") from error
+    return JoinAsked(peer, tuple(addresses), held, session, float(speed or 0), int(memory or 0))

@@ -1,263 +1,292 @@
-"""Who is in the run: the coordinator's decisions, pure. The daemon feeds it events and carries out its effects.
+"""Who is in the run and what follows: the coordinator's decisions, pure. The daemon feeds it events and carries out
+its effects.
 
-    GATHERING --a peer for every stage--> RUNNING --last step everywhere--> ENDED
-        |                                    |  \\
-        |                                    |   stop asked: a view with an earlier last step, still RUNNING
-        +------ stop asked, or impossible    +------ a peer lost --> ENDED (failed)
+    WAITING --a peer for each stage, and a state that all stages have--> RUNNING --last step everywhere--> ENDED
+       ^                                                                   |
+       '-- a stage has nobody left who can be counted on ------------------'
 
-One replica a stage for now: a lost peer ends the run, with the reason and the way to resume. Views already name
-replica lists, so that more replicas change the decisions here and nothing else.
+WAITING says which stage needs a peer, and becomes RUNNING by itself: by the same view when those who were silent are
+heard again, by a view of the next epoch when others take their places (`protocol.waiting`). All else goes by views as
+`protocol.view_change` makes them:
+
+    a newcomer    follows the neediest stage; enters by a planned view when its weights are the replicas'
+    a loss        acts at once where the stage has others (`protocol.losses`)
+    a drain       ends a share by a planned view; the peer may go, or goes elsewhere, when that plan is past
+    a stop        is an earlier last step, so that all stages write a checkpoint of one step (`protocol.departure`)
+
+After every event, what follows from the state is decided anew (`_follow`): no decision depends on an event that may
+never come. Nothing is decided after ENDED.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from protocol.assignment import assign_stages
-from protocol.view import Replica, View
+from protocol import departure, losses, running, waiting
+from protocol.conduct import Conduct
+from protocol.membership_events import (
+    Accused,
+    Admit,
+    Differs,
+    Effect,
+    End,
+    Event,
+    Failed,
+    Heard,
+    Issue,
+    JoinAsked,
+    LeaveAsked,
+    Left,
+    LinkBroken,
+    LostTrack,
+    Notice,
+    Release,
+    StopAsked,
+    Tick,
+    TurnAway,
+    short_peer,
+)
+from protocol.peer_report import PeerReport
+from protocol.placement import fits
+from protocol.roster import Member
+from protocol.run_state import Phase, RunState, Terms
+from protocol.stage_cost import StageCost
+from protocol.view import View
 
-SILENCE_SECONDS = 45.0
-LINK_GRACE_SECONDS = 15.0
-STOP_MARGIN_SECONDS = 2.0
+__all__ = [
+    "Accused", "Admit", "Differs", "Effect", "End", "Event", "Failed", "Heard", "Issue", "JoinAsked", "LeaveAsked",
+    "Left", "LinkBroken", "LostTrack", "Member", "Membership", "Notice", "PeerReport", "Phase", "Release", "StageCost",
+    "StopAsked", "Terms", "Tick", "TurnAway", "short_peer",
+]  # fmt: skip
 
-
-class Phase(Enum):
-    """Where the run is."""
-
-    GATHERING = auto()
-    RUNNING = auto()
-    ENDED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class JoinAsked:
-    """`peer` asks to join. `checkpoints[stage]` are the steps whose state it holds.
-
-    `session` is new each time a peer's daemon starts, so a repeated request is told from a restart.
-    """
-
-    peer: str
-    addresses: tuple[str, ...]
-    checkpoints: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    session: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """Something came from `peer`; it has applied `step` steps (None: unchanged)."""
-
-    peer: str
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LinkBroken:
-    """The link to `peer` is down."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """`peer` says that it goes, and why."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """The run is to stop soon, at a step that all stages have. `failed` if its owner did not ask for it."""
-
-    step_seconds: float = 1.0
-    reason: str = "stopped as asked"
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = JoinAsked | Heard | LinkBroken | Left | StopAsked | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """Tell `peer` that it is in, and what is still missing."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class TurnAway:
-    """Tell `peer` that it is not, and why."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Issue:
-    """Sign `view`, put it into the DHT and send it to its peers."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The run is over after `step`."""
-
-    step: int
-    failed: bool
-    reason: str
-
-
-Effect = Admit | TurnAway | Issue | End
-
-
-@dataclass(slots=True)
-class _Member:
-    addresses: tuple[str, ...]
-    checkpoints: Mapping[int, Sequence[int]]
-    heard: float
-    session: str
-    step: int = 0
-    broken_since: float | None = None
+MOST_MEMBERS = 200  # a view names all of them with their addresses, in one control message
 
 
 class Membership:
-    """The run's members and its newest view. `next_view` is the first number that was never used."""
+    """The run's members and its newest view.
 
-    def __init__(self, stages: int, last_step: int, next_view: int = 1, resume: bool = False) -> None:
-        self.phase = Phase.GATHERING
-        self.view: View | None = None
-        self.members: dict[str, _Member] = {}
-        self._stages, self._last_step = stages, last_step
-        self._next_view, self._resume = next_view, resume
-        self._stop_asked: StopAsked | None = None
+    Args:
+        terms: what holds for the whole run.
+        next_view: the first view number that was never used.
+        epoch: the same for epochs.
+        reached: the newest step that is known to have been applied in earlier lives of the run.
+    """
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """The effects of `event` at `now` (seconds on any steady clock)."""
-        if self.phase is Phase.ENDED:
-            return [TurnAway(event.peer, "the run has ended")] if isinstance(event, JoinAsked) else []
-        match event:
-            case JoinAsked():
-                return self._join(event, now)
-            case Heard(peer, step):
-                return self._heard(peer, step, now)
-            case LinkBroken(peer):
-                return self._broken(peer, now)
-            case Left(peer, reason):
-                return self._lost(peer, reason) if peer in self.members else []
-            case StopAsked():
-                return self._stop(event)
-            case Tick():
-                return self._overdue(now)
+    def __init__(self, terms: Terms, next_view: int = 1, epoch: int = 0, reached: int = 0) -> None:
+        self._run = RunState(terms, next_view, epoch, reached)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run is."""
+        return self._run.phase
+
+    @property
+    def view(self) -> View | None:
+        """The newest view; None before the first."""
+        return self._run.view
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Who was admitted, by peer."""
+        return self._run.members
+
+    @property
+    def waiting(self) -> tuple[tuple[int, ...], str]:
+        """While WAITING: the stages that need a peer or a state, and what is waited for, in words."""
+        return self._run.waiting
+
+    @property
+    def end(self) -> End | None:
+        """How the run ended."""
+        return self._run.end
+
+    @property
+    def reached(self) -> int:
+        """The newest step that was ever applied, as far as known; after going back, the step gone back to."""
+        return self._run.reached
 
     @property
     def applied_everywhere(self) -> int:
-        """The newest step that every member has applied."""
-        return min((member.step for member in self.members.values()), default=0)
+        """The newest step that every peer that works has applied."""
+        return self._run.roster.applied_everywhere
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a step takes, from when the steps were reported."""
+        return self._run.pace.step_seconds
+
+    def deadline(self, peer: str) -> float:
+        """Seconds of silence after which the member `peer` is excluded."""
+        return self._run.detector.deadline(peer)
+
+    def view_for(self, peer: str) -> View | None:
+        """The view to send to `peer`; None if it must not have it: it names a place that `peer` has lost."""
+        member, view = self._run.members.get(peer), self._run.view
+        if member is None or view is None or (member.stage is None and view.stage_of(peer) is not None):
+            return None
+        return view
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """The effects of `event` at `now` (seconds on any steady clock), in the order to carry them out."""
+        run = self._run
+        if run.phase is Phase.ENDED:
+            return [TurnAway(event.peer, "the run has ended")] if isinstance(event, JoinAsked) else []
+        run.detector.passed(now)
+        effects = self._take(event, now)
+        return effects + self._follow(now)
+
+    # Events
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        run = self._run
+        if isinstance(event, JoinAsked):
+            return self._join(event, now)
+        if isinstance(event, StopAsked):
+            return departure.stop(run, event)
+        if isinstance(event, Tick) or event.peer not in run.members:
+            return []
+        match event:
+            case Heard(peer, report):
+                run.detector.heard(peer, now)
+                return [] if report is None else self._report(peer, report, now)
+            case LinkBroken(peer):
+                run.detector.link_broken(peer)
+                return []
+            case Left(peer, reason):
+                return losses.gone(run, [peer], reason)
+            case Failed(peer, reason, fatal):
+                return self._failed(peer, reason, fatal)
+            case LeaveAsked(peer):
+                run.detector.heard(peer, now)
+                return departure.leave(run, peer, now)
+            case Differs():
+                return losses.differs(run, event)
+            case Accused():
+                return losses.accused(run, event) if event.accused in run.members else []
+            case LostTrack():
+                return losses.lost_track(run, event)
 
     def _join(self, event: JoinAsked, now: float) -> list[Effect]:
-        member = self.members.get(event.peer)
+        run, peer = self._run, event.peer
+        barred = run.conduct.begin(peer, event.session)
+        if barred:
+            return [TurnAway(peer, barred)]
+        member = run.members.get(peer)
         if member is not None and member.session == event.session:
-            member.heard = now
-            return [Admit(event.peer), *([Issue(self.view)] if self.view else [])]
-        if member is not None and self.phase is Phase.RUNNING:
-            return self._lost(event.peer, "it restarted, and what it had computed since its last checkpoint is gone")
-        if member is None and len(self.members) >= self._stages:
-            return [
-                TurnAway(
-                    event.peer,
-                    f"the run is full: {self._stages} stages have {len(self.members)} peers, "
-                    "and this release serves each stage by one",
-                )
-            ]
-        self.members[event.peer] = _Member(event.addresses, event.checkpoints, now, event.session)
-        admitted: list[Effect] = [Admit(event.peer)]
-        return admitted + (self._open() if len(self.members) == self._stages else [])
+            run.detector.heard(peer, now)
+            member.held, member.addresses = event.checkpoints, event.addresses
+            return [Admit(peer)]
+        effects: list[Effect] = []
+        if member is not None:
+            effects = losses.gone(
+                run, [peer], "it restarted, and what it had computed since its last checkpoint is gone"
+            )
+        refusal = self._refusal(event)
+        if refusal:
+            return [*effects, TurnAway(peer, refusal)]
+        held, memory = event.checkpoints, event.memory
+        run.members[peer] = Member(event.addresses, event.session, held, event.speed, memory)
+        run.detector.expect(peer, now)
+        run.unsettled = now
+        return [*effects, Admit(peer)]
 
-    def _open(self) -> list[Effect]:
-        step, order = 0, list(self.members)
-        if self._resume:
-            held = {peer: member.checkpoints for peer, member in self.members.items()}
-            found = assign_stages(held, self._stages)
-            if isinstance(found, str):
-                return self._end(0, True, found)
-            step, order = found
-        for member in self.members.values():
-            member.step = step
-        stages = tuple((Replica(peer, self.members[peer].addresses),) for peer in order)
-        self.view = View(self._next_view, step + 1, self._last_step, stages)
-        self._next_view += 1
-        self.phase = Phase.RUNNING
-        if step >= self._last_step:
-            return [Issue(self.view), *self._end(step, False, f"all {self._last_step} steps were done before")]
-        return [Issue(self.view)]
+    def _refusal(self, event: JoinAsked) -> str:
+        costs = self._run.costs
+        if len(self._run.members) >= MOST_MEMBERS:
+            return f"the run is full: it has {MOST_MEMBERS} peers"
+        if not any(fits(cost, event.memory) for cost in costs):
+            least = min(cost.memory for cost in costs)
+            return (
+                f"it has {event.memory / 1e9:.2f} GB for its stage, and the smallest of this run takes about "
+                f"{least / 1e9:.2f} GB: free some memory, or use another device"
+            )
+        return ""
 
-    def _heard(self, peer: str, step: int | None, now: float) -> list[Effect]:
-        member = self.members.get(peer)
-        if member is None:
+    def _report(self, peer: str, report: PeerReport, now: float) -> list[Effect]:
+        run, member = self._run, self._run.members[peer]
+        run.detector.worked(peer, now, report.done, report.idle)
+        run.detector.complained(peer, report.broken)
+        if not member.take(report, run.view):
             return []
-        member.heard, member.broken_since = now, None
-        if step is not None:
-            member.step = max(member.step, step)
-        if self.view is not None and self.applied_everywhere >= self.view.last_step:
-            if self._stop_asked is None or self.view.last_step >= self._last_step:
-                return self._end(self.applied_everywhere, False, "all steps are done")
-            return self._end(self.applied_everywhere, self._stop_asked.failed, self._stop_asked.reason)
+        stage, step = member.stage, member.step
+        assert stage is not None
+        if any(r.peer == peer for r, _ in run.roster.workers(stage)):
+            run.agreement.note(stage, step, member.weights)
+        elif run.agreement.agrees(stage, step, member.weights) is False:
+            return losses.mistaken(run, peer, step)
+        run.reached = max(run.reached, run.roster.newest)
+        run.pace.note(run.roster.newest, now)
         return []
 
-    def _broken(self, peer: str, now: float) -> list[Effect]:
-        member = self.members.get(peer)
-        if member is not None and member.broken_since is None:
-            member.broken_since = now
-        return []
+    def _failed(self, peer: str, reason: str, fatal: bool) -> list[Effect]:
+        stage = self._run.members[peer].stage
+        if fatal and stage is not None:
+            return self._run.finish(True, f"stage {stage} cannot go on: peer {short_peer(peer)}: {reason}")
+        return losses.gone(self._run, [peer], reason)
 
-    def _overdue(self, now: float) -> list[Effect]:
-        for peer, member in self.members.items():
-            if member.broken_since is not None and now - member.broken_since > LINK_GRACE_SECONDS:
-                return self._lost(peer, f"its connection broke and did not come back in {LINK_GRACE_SECONDS:.0f} s")
-            if now - member.heard > SILENCE_SECONDS:
-                return self._lost(peer, f"nothing was heard from it for {SILENCE_SECONDS:.0f} s")
-        return []
+    # What follows
 
-    def _lost(self, peer: str, reason: str) -> list[Effect]:
-        if self.phase is Phase.GATHERING:
-            del self.members[peer]
+    def _follow(self, now: float) -> list[Effect]:
+        run = self._run
+        if run.phase is Phase.ENDED:
             return []
-        assert self.view is not None
-        where = f"stage {self.view.stage_of(peer)} lost its peer {short_peer(peer)}"
-        return self._end(self.applied_everywhere, True, f"{where}: {reason}")
+        effects = losses.judge(run, now)
+        if not run.stands:
+            if run.phase is Phase.WAITING:
+                effects += self._wake()
+            effects += running.steer(run, now)
+        if run.end is None and run.stands:
+            effects += [*waiting.let_go(run, now), *waiting.wait(run, now)]
+        return effects
 
-    def _stop(self, asked: StopAsked) -> list[Effect]:
-        if self.view is None:
-            return self._end(0, asked.failed, asked.reason)
-        if self._stop_asked is not None:
-            return []
-        self._stop_asked = asked
-        # Stages are at most a step apart, so one absurd report must not decide: no more than the lower median and one.
-        steps = [member.step for member in self.members.values()]
-        newest = min(max(steps), statistics.median_low(steps) + 1)
-        # The view must reach every peer before any passes its last step, or stages would stop at different steps.
-        last = newest + 1 + math.ceil(STOP_MARGIN_SECONDS / max(asked.step_seconds, 1e-3))
-        if last >= self.view.last_step:
-            return []
-        self.view = replace(self.view, number=self._next_view, last_step=last)
-        self._next_view += 1
-        return [Issue(self.view)]
+    def _wake(self) -> list[Effect]:
+        run = self._run
+        run.phase, run.waiting = Phase.RUNNING, ((), "")
+        return run.say("waiting", "the run goes on: those who were silent are heard again")
 
-    def _end(self, step: int, failed: bool, reason: str) -> list[Effect]:
-        self.phase = Phase.ENDED
-        return [End(step, failed, reason)]
+    # What is stored
 
+    def to_json(self) -> dict[str, Any]:
+        """What a coordinator that is started again must know. To be stored before a view that is in it is sent."""
+        run = self._run
+        return {
+            "next_view": run.next_view,
+            "next_epoch": run.next_epoch,
+            "reached": run.reached,
+            "view": None if run.view is None else run.view.to_json(),
+            "members": {peer: member.to_json() for peer, member in run.members.items()},
+            "barred": run.conduct.to_json(),
+            "stop": None if run.stop is None else [run.stop.reason, run.stop.failed],
+            "winding": run.winding,
+            "dead": {str(stage): how for stage, how in run.dead.items()},
+            "end": None if run.end is None else [run.end.step, run.end.failed, run.end.reason],
+        }
 
-def short_peer(peer: str) -> str:
-    """A peer id's last eight characters: its first ones are alike in all."""
-    return peer[-8:]
+    @classmethod
+    def from_json(cls, terms: Terms, stored: Mapping[str, Any], now: float, reached: int = 0) -> Membership:
+        """The membership of a run that was begun before, from what was stored. Its peers may still be at work.
+
+        A run that had ended, or had no view yet, is resumed from checkpoints.
+
+        Args:
+            reached: the newest step of which the coordinator's own record tells.
+        """
+        reached = max(reached, int(stored["reached"]))
+        found = cls(replace(terms, resume=True), int(stored["next_view"]), int(stored["next_epoch"]), reached)
+        run = found._run
+        run.conduct = Conduct.from_json(stored["barred"])
+        if stored["view"] is None or stored["end"] is not None:
+            return found
+        run.roster.view, run.phase = View.from_json(stored["view"]), Phase.RUNNING
+        run.stop = None if stored["stop"] is None else StopAsked(*stored["stop"])
+        run.stop_issued = run.stop is not None and run.roster.view.last_step < terms.last_step
+        run.winding, run.unsettled = str(stored["winding"]), now
+        run.dead = {int(stage): str(how) for stage, how in stored["dead"].items()}
+        run.planned_at = (run.roster.view.first_step, now)
+        run.moved_at = run.roster.view.first_step
+        for peer, member in stored["members"].items():
+            run.roster.members[peer] = Member.from_json(member)
+            run.detector.expect(peer, now, patient=True)
+        return found

@@ -13,7 +13,7 @@ a group differ nobody applies, until a view says who is out.
 
 Whoever comes with a part for a step that is applied here gets the total. So a group that lost a member in the middle of
 a reduction ends it alike, if only one of them had all parts; and if none had, they do the lost one's microbatches
-themselves. A total is kept for two steps, longer while somebody follows.
+themselves. A part is kept until the next step is applied, a total for two steps, longer while somebody follows.
 """
 
 from __future__ import annotations
@@ -230,4 +230,5 @@ class Replication:
 def _is_past(key: BlobKey, applied: int, oldest_total: int) -> bool:
     if key.kind is BlobKind.STATE:
         return False
-    return key.step <= (applied if key.kind is BlobKind.PART else oldest_total)
+    # The others may still be fetching the part of the step just applied; to apply the next one they need not.
+    return key.step <= (applied - 1 if key.kind is BlobKind.PART else oldest_total)

@@ -26,6 +26,7 @@ def run_config(
     boundary: dict[str, Any] | None = None,
     seed: int = 5,
     learning_rate: float = 0.02,
+    train: dict[str, Any] | None = None,
 ) -> RunConfig:
     return parse_config(
         {
@@ -37,7 +38,7 @@ def run_config(
             "data": {"vocab_size": VOCAB},
             "train": {
                 "microbatches": MICROBATCHES, "microbatch_size": BATCH, "sequence_length": LENGTH,
-                "learning_rate": learning_rate, "warmup_steps": 2, "steps": 50,
+                "learning_rate": learning_rate, "warmup_steps": 2, "steps": 50, **(train or {}),
             },
             "pipeline": {"stages": stages, "recompute": recompute},
         },

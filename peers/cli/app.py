@@ -30,7 +30,6 @@ Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the whole configuration and exit.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to the standard error.")]
 Parent = Annotated[int | None, typer.Option("--with-parent", hidden=True)]
-Host = Annotated[str, typer.Option(help="The local address to listen on; 127.0.0.1 keeps to this machine.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
 Announce = Annotated[
     str | None, typer.Option(metavar="MULTIADDR", help="The address others reach, e.g. /ip4/203.0.113.5/tcp/31337.")
@@ -42,12 +41,17 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda
 @app.command()
 def launch(
     run: RunFile = None,
-    peers: Annotated[int | None, typer.Option(min=1, help="How many peers (default: one for each stage).")] = None,
+    peers: Annotated[
+        int | None, typer.Option(min=1, help="How many peers, at least one for each stage (default: just that).")
+    ] = None,
     steps: Steps = None,
     dir: Dir = None,
     resume: Resume = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare losses and gradients with one process that holds the model.")
+        bool,
+        typer.Option(
+            "--verify", help="Compare losses and gradients with one process that holds the model (one peer a stage)."
+        ),
     ] = False,
     evaluate: Annotated[
         bool, typer.Option(help="At the end, evaluate the whole model on held-out data, in one process.")
@@ -68,8 +72,21 @@ def coordinator_start(
     steps: Steps = None,
     dir: Dir = None,
     resume: Resume = None,
-    host: Host = "0.0.0.0",
-    port: Port = 0,
+    wait_for: Annotated[
+        int | None,
+        typer.Option(min=1, help="Peers to wait for before the first step (default: one for each stage)."),
+    ] = None,
+    no_newcomers: Annotated[
+        bool,
+        typer.Option("--no-newcomers", help="End the run when a stage has lost its last peer, instead of waiting."),
+    ] = False,
+    host: Annotated[
+        str | None, typer.Option(help="The local address to listen on (default: all, or as before with --resume).")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="The port to listen on (default: a free one, or as before with --resume)."),
+    ] = None,
     announce: Announce = None,
     print_config: PrintConfig = False,
     verbose: Verbose = False,
@@ -77,8 +94,11 @@ def coordinator_start(
 ) -> None:
     """Open a run, print its invite, wait for peers, and show the training."""
     from peers.cli import coordinator as command
+    from peers.cli.coordinator_network import StartOptions
 
-    options = command.StartOptions(steps, dir, resume, host, port, announce, print_config, verbose, with_parent)
+    options = StartOptions(
+        steps, dir, resume, wait_for, no_newcomers, host, port, announce, print_config, verbose, with_parent
+    )
     raise typer.Exit(command.start(run, options))
 
 

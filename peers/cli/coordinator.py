@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from peers.cli.common import INTERRUPTED, console, listen_address, on_interrupt, say, set_up_logging, watch_parent
+from peers.cli.common import INTERRUPTED, console, on_interrupt, say, set_up_logging, watch_parent
+from peers.cli.coordinator_network import Opened, StartOptions, listened, open_transport
 from peers.config_file import format_config, read_config
 from peers.files import write_bytes
 from peers.leftovers import FolderLock
@@ -17,21 +17,7 @@ from peers.screen import Screen
 from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.invite import Invite
-from protocol.manifest import Manifest
-from protocol.membership import End
-from protocol.records import is_coordinators
-from protocol.signing import SigningKey
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A run that is ready to be coordinated."""
-
-    folder: RunFolder
-    manifest: Manifest
-    key: SigningKey
-    last_step: int
-    resumed: bool
+from protocol.membership_events import End
 
 
 def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tuple[RunConfig | None, RunFolder]:
@@ -51,21 +37,6 @@ def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tup
     return config, RunFolder(directory or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-@dataclass(frozen=True, slots=True)
-class StartOptions:
-    """The options of `isthmus coordinator start`, as `peers.cli.app` explains them."""
-
-    steps: int | None
-    directory: Path | None
-    resume: Path | None
-    host: str
-    port: int
-    announce: str | None
-    print_config: bool
-    verbose: bool
-    with_parent: int | None
-
-
 def start(run: Path | None, options: StartOptions) -> int:
     """Open or resume a run and see it to its end; the exit code."""
     config, folder = choose(run, options.directory, options.resume)
@@ -75,18 +46,22 @@ def start(run: Path | None, options: StartOptions) -> int:
     set_up_logging(options.verbose)
     if options.resume is None:
         folder.refuse_existing()
-    opened = _open(config, folder, options.steps, resumed=options.resume is not None)
+    opened = _open(config, folder, options)
     with FolderLock(folder.root) as lock:
         return asyncio.run(_coordinate(opened, lock, options))
 
 
-def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resumed: bool) -> Opened:
+def _open(config: RunConfig | None, folder: RunFolder, options: StartOptions) -> Opened:
     from peers.basis_file import load_basis
     from peers.opening import check_resumed, load_data, new_run
 
+    steps, wait_for, resumed = options.steps, options.wait_for, options.resume is not None
     manifest_and_key = folder.open() if resumed else None
     effective = manifest_and_key[0].config if manifest_and_key else config
     assert effective is not None
+    stages = effective.pipeline.stages
+    if wait_for is not None and wait_for < stages:
+        raise UserError(f"expected --wait-for of at least {stages}, one peer for each stage, got {wait_for}")
     if steps is not None and steps > effective.train.steps:
         raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
     data, basis_DK = load_data(effective, say=say), load_basis(effective)
@@ -99,23 +74,26 @@ def _open(config: RunConfig | None, folder: RunFolder, steps: int | None, resume
 
 async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -> int:
     from peers.coordinator_daemon import CoordinatorDaemon
-    from peers.hivemind_transport import HivemindTransport
 
     manifest = opened.manifest
     screen = Screen(console, manifest.config, manifest.unigram_loss)
-    transport = await HivemindTransport.create(
-        identity=opened.folder.identity,
-        listen=[listen_address(options.host, options.port)],
-        announce=[options.announce] if options.announce else None,
-        record_guard=lambda key, record, expires: is_coordinators(key, record, expires, manifest.coordinator_key),
-    )
+    transport = await open_transport(opened, lock, options)
     try:
-        lock.record(transport.daemon_pid, transport.sockets())
         if not opened.resumed:
             # Only now: had the port been taken, nothing of a run would have been left behind.
             opened.folder.create(manifest, opened.key)
+        addresses = tuple(await transport.addresses())
+        opened.folder.remember({"listen": listened(options, opened.folder, addresses)})
         daemon = CoordinatorDaemon(
-            transport, manifest, opened.key, opened.folder, screen, opened.last_step, opened.resumed
+            transport,
+            manifest,
+            opened.key,
+            opened.folder,
+            screen,
+            opened.last_step,
+            opened.resumed,
+            options.wait_for,
+            not options.no_newcomers,
         )
         interrupted = asyncio.Event()
 
@@ -125,7 +103,6 @@ async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -
 
         on_interrupt(stop)
         await daemon.publish_manifest()
-        addresses = tuple(await transport.addresses())
         _print_invite(opened.folder, Invite(manifest.run_id, manifest.coordinator_key, addresses))
         watch = asyncio.create_task(watch_parent(options.with_parent, stop))
         end = await daemon.run()

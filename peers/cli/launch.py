@@ -51,13 +51,13 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
         folder.refuse_existing()
     gradients = folder.root / "gradients"
     try:
-        code = Swarm(folder, say).run(
-            _coordinator_arguments(run, folder, options.steps, resumed),
+        code = Swarm(folder, say, spare=peers > config.pipeline.stages).run(
+            _coordinator_arguments(run, folder, options.steps, resumed, peers),
             peers,
             _peer_arguments(peers, options.device, gradients if options.verify else None),
         )
         if code == 0 and options.evaluate:
-            _evaluate(folder, peers)
+            _evaluate(folder)
         return _verify(folder, gradients) if code == 0 and options.verify else code
     finally:
         if options.verify:
@@ -66,18 +66,27 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
 
 def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:
     stages = config.pipeline.stages
-    if peers != stages:
+    if peers < stages:
         raise UserError(
-            f"expected --peers {stages}, one for each of the run's {stages} stages, got {peers}: "
-            "this release serves each stage by one peer; set pipeline.stages to change their number"
+            f"expected --peers {stages} or more, at least one for each of the run's {stages} stages, got {peers}: "
+            "set pipeline.stages to change their number"
+        )
+    if verify and peers != stages:
+        raise UserError(
+            f"expected --peers {stages} for --verify, one for each stage, got {peers}: replicas add their gradients up "
+            "in another order than one process, so that only their losses can be compared"
         )
     if verify and resumed:
         raise UserError("expected --verify on a new run: the reference starts from the initial weights")
 
 
-def _coordinator_arguments(run: Path | None, folder: RunFolder, steps: int | None, resumed: bool) -> list[str]:
+def _coordinator_arguments(
+    run: Path | None, folder: RunFolder, steps: int | None, resumed: bool, peers: int
+) -> list[str]:
     arguments = ["coordinator", "start", *([str(run)] if run else []), "--host", "127.0.0.1"]
     arguments += ["--resume" if resumed else "--dir", str(folder.root)]
+    # All peers there will ever be are started here, so nobody would come to a stage that has lost its last one.
+    arguments += ["--wait-for", str(peers), "--no-newcomers"]
     return arguments + (["--steps", str(steps)] if steps else [])
 
 
@@ -93,10 +102,10 @@ def _threads(peers: int) -> int:
     return max(1, (os.cpu_count() or 1) // peers)
 
 
-def _evaluate(folder: RunFolder, peers: int) -> None:
+def _evaluate(folder: RunFolder) -> None:
     """Say how the model does on held-out data and add it to the report, or say why not: the run is done either way."""
     try:
-        say(f"  held-out  {_held_out(folder, peers)}")
+        say(f"  held-out  {_held_out(folder)}")
     except KeyboardInterrupt:
         say("  held-out  not evaluated: interrupted")
     except Exception as error:  # whatever it is, it must not cost the run its result
@@ -104,15 +113,14 @@ def _evaluate(folder: RunFolder, peers: int) -> None:
         say(f"  held-out  not evaluated: {str(error) or repr(error)}")
 
 
-def _held_out(folder: RunFolder, peers: int) -> str:
+def _held_out(folder: RunFolder) -> str:
     from peers.basis_file import load_basis
     from peers.evaluate import evaluate
     from peers.opening import load_data
 
     manifest = folder.open()[0]
     report, config = json.loads(folder.report.read_text()), manifest.config
-    folders = [folder.peer(index) for index in range(peers)]
-    found = evaluate(config, manifest.run_id, report["steps"], folders, load_data(config), load_basis(config))
+    found = evaluate(config, manifest.run_id, report["steps"], folder.peers(), load_data(config), load_basis(config))
     write_json(folder.report, report | {"held_out": asdict(found)})
     return f"{found.loss:.4f} nats, {100 * found.accuracy:.2f} % of {found.targets:,} {config.task.unit} right"
 

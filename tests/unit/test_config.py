@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "ef5311a431bfc1b6dfe0921b7fcd8075a237fee0f469d198990e0125873acae3"
+DEFAULT_HASH = "d5dad75e29e6a92fa6090e30ae1cb63addf5dac0f17c882d740af5001ed10f0d"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -33,7 +33,7 @@ def test_derived_numbers() -> None:
         ({"trian": {}}, "unknown key 'trian': did you mean 'train'?"),
         ({"train": {"lerning_rate": 1.0}}, "unknown key 'train.lerning_rate': did you mean 'learning_rate'?"),
         ({"model": {"n_layers": 4}}, "unknown key 'model.n_layers': did you mean 'layers'?"),
-        ({"checkpoint": {"zzzz": 4}}, "unknown key 'checkpoint.zzzz': expected one of every, keep"),
+        ({"checkpoint": {"zzzz": 4}}, "unknown key 'checkpoint.zzzz': expected one of every, keep, copies"),
         (
             {"boundary": {"rank": 129}},
             "expected boundary.rank of at most model.dim = 128, got 129: lower it, or set boundary.form = \"none\"",
@@ -60,6 +60,7 @@ def test_derived_numbers() -> None:
         ({"boundary": {"basis": "moving"}}, 'expected form = "projected" or "reparam" for basis = "moving", got "bott'),
         ({"boundary": {"basis": "moving", "form": "none"}}, 'expected basis = "random" with form = "none"'),
         ({"boundary": {"move_every": 1}}, "boundary.move_every: input should be greater than or equal to 2, got 1"),
+        ({"checkpoint": {"copies": -1}}, "checkpoint.copies: input should be greater than or equal to 0, got -1"),
         ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
         ({"train": {"beta2": 1.0}}, "train.beta2: input should be less than 1, got 1.0"),
         ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: input should be a finite number, got nan"),
@@ -128,6 +129,7 @@ def test_a_mistake_is_the_users() -> None:
         {"model": {"kv_heads": 1}},
         {"model": {"dim": 8, "hidden": 1}, "boundary": {"rank": 1}},
         {"train": {"steps": 1, "warmup_steps": 0, "learning_rate": 1}},
+        {"checkpoint": {"every": 1, "keep": 1, "copies": 0}},
         {"data": {"source": "jsonl", "path": "books", "tokenizer": "t.json"}},
         {"data": {"tokenizer": "t.json"}},
         {"boundary": {"form": "projected", "stage_embeddings": False, "stage_embedding": "low_rank"}},

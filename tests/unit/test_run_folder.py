@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.run_folder import RunFolder
+from peers.run_folder import RunFolder, append_lines
 from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.invite import Invite
@@ -75,8 +75,8 @@ def test_a_lost_key(folder: RunFolder) -> None:
 
 
 def test_where_the_files_are(folder: RunFolder) -> None:
-    found = (folder.metrics, folder.report, folder.plot, folder.invite, folder.identity, folder.peer(3))
-    expected = ("metrics.jsonl", "report.json", "loss.png", "invite.txt", "coordinator.id", "peers/3")
+    found = (folder.metrics, folder.report, folder.plot, folder.invite, folder.identity, folder.peer(3), folder.events)
+    expected = ("metrics.jsonl", "report.json", "loss.png", "invite.txt", "coordinator.id", "peers/3", "events.jsonl")
     assert [path.relative_to(folder.root).as_posix() for path in found] == list(expected)
 
 
@@ -87,12 +87,27 @@ def test_the_invite_file_is_what_a_volunteer_pastes(folder: RunFolder) -> None:
     assert Invite.parse(folder.invite.read_text()) == invite
 
 
-def test_view_numbers_are_never_used_twice(folder: RunFolder) -> None:
+def test_what_a_coordinator_must_not_forget(folder: RunFolder) -> None:
     folder.create(MANIFEST, KEY)
-    assert folder.next_view() == 1
+    assert folder.memory() == {"next_view": 1}
+    folder.remember({"listen": ["127.0.0.1", 4711]})
     for number in (1, 2, 7):
-        folder.remember_view(number)
-        assert RunFolder(folder.root).next_view() == number + 1
+        folder.remember({"next_view": number + 1, "view": {"number": number}})
+        again = RunFolder(folder.root).memory()
+        assert (again["next_view"], again["view"], again["listen"]) == (
+            number + 1,
+            {"number": number},
+            ["127.0.0.1", 4711],
+        )
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "{", '{"next_view": 0}', '{"next_view": null}'])
+def test_a_damaged_memory_is_the_users_to_know(folder: RunFolder, content: str) -> None:
+    """Without it a view number could be used twice, and peers would obey two views of one number."""
+    folder.create(MANIFEST, KEY)
+    (folder.root / "coordinator.json").write_text(content)
+    with pytest.raises(UserError, match=f"the run in {folder.root} cannot be opened: .*coordinator.json"):
+        folder.memory()
 
 
 def test_rows_pass_over_a_torn_last_line(folder: RunFolder) -> None:
@@ -117,6 +132,24 @@ def test_a_resumed_run_forgets_the_rows_it_writes_again(folder: RunFolder) -> No
     assert [row["step"] for row in folder.rows()] == [1, 2, 3]
     folder.forget_rows_after(0)
     assert folder.metrics.read_text() == ""
+
+
+def test_lines_are_added_after_a_torn_one(folder: RunFolder) -> None:
+    """A coordinator that returns adds to a file whose last line its killed predecessor did not finish."""
+    folder.create(MANIFEST, KEY)
+    append_lines(folder.metrics, [{"step": 1}])
+    append_lines(folder.metrics, [{"step": 2}, {"step": 3}])
+    assert folder.metrics.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+    folder.metrics.write_text('{"step": 1}\n{"step": 2, "lo')
+    append_lines(folder.metrics, [{"step": 2}])
+    assert list(folder.rows()) == [{"step": 1}, {"step": 2}]
+
+
+def test_events_read_back(folder: RunFolder) -> None:
+    folder.create(MANIFEST, KEY)
+    assert list(folder.noted()) == []
+    append_lines(folder.events, [{"text": "view 1"}])
+    assert list(folder.noted()) == [{"text": "view 1"}]
 
 
 def test_forgetting_before_the_first_row(folder: RunFolder) -> None:

@@ -1,0 +1,116 @@
+"""The control messages between a coordinator and its peers: what comes is bounded and becomes events. Pure.
+
+peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track
+coordinator -> peer   admitted, view, seen, notice, released, turned_away, unknown, end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from peers.step_reports import StepReport, WireTotals, is_hash
+from protocol.errors import BadFrame
+from protocol.membership_events import Accused, Differs, End, Event, Failed, LeaveAsked, LostTrack
+from protocol.peer_report import LARGEST_STEP, LONGEST_PEER, PeerReport, is_count, is_text, parse_report
+from protocol.view import View
+
+MOST_REPORTS = 2_000
+MOST_HASHES = 64
+LONGEST_REASON = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A `reports` message: the peer's own account, its steps, and what its daemon has sent so far."""
+
+    account: PeerReport
+    steps: tuple[StepReport, ...]
+    wire: WireTotals
+
+    def counted(self, view: View | None) -> list[StepReport]:
+        """The steps that are of the run as it is in `view`: an older epoch's count up to where the run went back to."""
+        if view is None or self.account.epoch > view.epoch:
+            return []
+        if self.account.epoch == view.epoch:
+            return list(self.steps)
+        newest = view.restored if self.account.epoch == view.epoch - 1 else 0
+        return [report for report in self.steps if report.step <= newest]
+
+
+def parse_reports(message: Mapping[str, Any], stages: int) -> Reported:
+    """The content of a `reports` message.
+
+    Raises:
+        BadFrame: a field is missing, of another type, or beyond its bound.
+    """
+    steps = message.get("reports")
+    if not isinstance(steps, list) or len(steps) > MOST_REPORTS:
+        raise BadFrame(f"expected at most {MOST_REPORTS} step reports in one message")
+    account = parse_report(message, stages)
+    wire = WireTotals.from_json(message.get("wire"))
+    return Reported(account, tuple(map(StepReport.from_json, steps)), wire)
+
+
+def parse_wire(message: Mapping[str, Any]) -> WireTotals:
+    """The totals in a `goodbye`.
+
+    Raises:
+        BadFrame: there are none.
+    """
+    return WireTotals.from_json(message.get("wire"))
+
+
+def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
+    """What a member's message means for the membership; None: nothing, it is of a type that is unknown here.
+
+    Raises:
+        BadFrame: a field is missing, of another type, or beyond its bound.
+    """
+    match message["type"]:
+        case "leave":
+            return LeaveAsked(peer)
+        case "failed":
+            return Failed(peer, _reason(message), message.get("fatal") is True)
+        case "differs":
+            return _differs(peer, message)
+        case "accuse":
+            accused = message.get("peer")
+            if not isinstance(accused, str) or not is_text(accused, LONGEST_PEER):
+                raise BadFrame("expected the peer that is accused")
+            return Accused(peer, accused, _reason(message))
+        case "lost_track":
+            return LostTrack(peer, _reason(message))
+    return None
+
+
+def _differs(peer: str, message: Mapping[str, Any]) -> Differs:
+    step, hashes = message.get("step"), message.get("hashes")
+    if type(step) is not int or not is_count(step, LARGEST_STEP):
+        raise BadFrame(f"expected the step of which the weights differ, got {str(step)[:40]}")
+    if not isinstance(hashes, dict) or len(hashes) > MOST_HASHES:
+        raise BadFrame(f"expected the weights' hashes of at most {MOST_HASHES} replicas")
+    if not all(is_text(replica, LONGEST_PEER) and is_hash(digest) for replica, digest in hashes.items()):
+        raise BadFrame("expected a hash of the weights for each replica")
+    return Differs(peer, step, hashes)
+
+
+def _reason(message: Mapping[str, Any]) -> str:
+    """What a peer says, for people: one bounded line."""
+    return " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
+
+
+def view_message(record: bytes) -> dict[str, Any]:
+    """A signed view."""
+    return {"type": "view", "record": record.decode()}
+
+
+def seen_message(step: int, epoch: int) -> dict[str, Any]:
+    """All rows up to `step` are in the file; reports of them need not come again."""
+    return {"type": "seen", "step": step, "epoch": epoch}
+
+
+def end_message(end: End) -> dict[str, Any]:
+    """The run is over."""
+    return {"type": "end", "step": end.step, "failed": end.failed, "reason": end.reason}

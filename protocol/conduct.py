@@ -1,0 +1,80 @@
+"""What is held against a peer in this session of its: who does not keep up, or differs again and again, is turned away.
+
+A restart by its owner (another session, perhaps another machine or line) begins with a clean sheet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MOST_RESYNCS, RESYNC_STEPS = 3, 100
+MOST_LOST_TRACKS = 3
+MOST_ACCUSED = 3
+SHEETS_KEPT = 4096
+
+
+@dataclass(slots=True)
+class Sheet:
+    """One session's."""
+
+    session: str
+    resyncs: list[int] = field(default_factory=list)
+    lost_tracks: int = 0
+    accused: set[str] = field(default_factory=set)
+    barred: str = ""
+
+
+class Conduct:
+    """The sheets of all peers that were ever here; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._sheets: dict[str, Sheet] = {}
+
+    def begin(self, peer: str, session: str) -> str:
+        """`peer` asks to join: why it may not, or ""."""
+        sheet = self._sheets.get(peer)
+        if sheet is None or sheet.session != session:
+            self._sheets.pop(peer, None)
+            sheet = self._sheets[peer] = Sheet(session)
+            while len(self._sheets) > SHEETS_KEPT:
+                del self._sheets[next(iter(self._sheets))]
+        return sheet.barred
+
+    def bar(self, peer: str, reason: str) -> None:
+        """`peer` may not come back in this session."""
+        self._sheet(peer).barred = reason
+
+    def resynced(self, peer: str, step: int) -> bool:
+        """`peer` differed in `step`. Whether that is once too often."""
+        sheet = self._sheet(peer)
+        sheet.resyncs = [s for s in sheet.resyncs if abs(step - s) < RESYNC_STEPS] + [step]
+        return len(sheet.resyncs) >= MOST_RESYNCS
+
+    def lost_track(self, peer: str) -> bool:
+        """`peer` could not follow. Whether that is once too often."""
+        self._sheet(peer).lost_tracks += 1
+        return self._sheet(peer).lost_tracks >= MOST_LOST_TRACKS
+
+    def caught_up(self, peer: str) -> None:
+        """`peer` followed to the end: earlier failures are forgiven."""
+        self._sheet(peer).lost_tracks = 0
+
+    def accuses(self, peer: str, accused: str) -> bool:
+        """`peer` accuses another. Whether it is rather `peer` who is wrong."""
+        self._sheet(peer).accused.add(accused)
+        return len(self._sheet(peer).accused) >= MOST_ACCUSED
+
+    def _sheet(self, peer: str) -> Sheet:
+        return self._sheets.setdefault(peer, Sheet(""))
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Who is barred, by session, and why."""
+        return {peer: [sheet.session, sheet.barred] for peer, sheet in self._sheets.items() if sheet.barred}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, list[str]]) -> Conduct:
+        """The conduct in `stored`."""
+        conduct = cls()
+        for peer, (session, reason) in stored.items():
+            conduct._sheets[peer] = Sheet(session, barred=reason)
+        return conduct

@@ -1,0 +1,136 @@
+"""All that the coordinator knows of its run. The modules beside `protocol.membership` decide on it, one matter each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from protocol.agreement import Agreement
+from protocol.conduct import Conduct
+from protocol.detector import Detector
+from protocol.membership_events import Effect, End, Issue, Notice, StopAsked
+from protocol.pace import Pace
+from protocol.roster import Member, Roster
+from protocol.stage_cost import StageCost
+from protocol.view import View
+
+
+class Phase(Enum):
+    """Where the run is."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for the whole run.
+
+    Attributes:
+        costs: of each stage.
+        last_step: where the run is done.
+        wait_for: peers that must be there before the first step; at least one a stage.
+        resume: the run was begun before: it goes on from checkpoints.
+        checkpoint_every: steps between checkpoints; before the first, step 0 is the newest state there can be.
+        end_when_starved: nobody new will come, so a stage that lost its last peer ends the run unless another takes
+            its place at once.
+    """
+
+    costs: tuple[StageCost, ...]
+    last_step: int
+    wait_for: int = 0
+    resume: bool = False
+    checkpoint_every: int = 50
+    end_when_starved: bool = False
+
+
+@dataclass(slots=True)
+class RunState:
+    """The run's state.
+
+    Attributes:
+        next_view: the first view number that was never used.
+        next_epoch: the same for epochs.
+        reached: the newest step that was ever applied, as far as known.
+        reached_known: it is known, for this coordinator was there.
+        stop: why the run is to stop early; None: it is not.
+        stop_issued: the view that stops it is out, or needs no other.
+        winding: why the run goes to a common step at which it will pause; "": it does not.
+        paused_at: it is there.
+        dead: `dead[stage]` is how the stage lost its last peer.
+        waiting: the stages that need a peer or a state, and what is waited for, in words.
+        unsettled: since when more peers may still come with newer states.
+        planned_at, moved_at: the steps of the last plan and move, and the time of the last plan.
+    """
+
+    terms: Terms
+    next_view: int = 1
+    next_epoch: int = 0
+    reached: int = 0
+    reached_known: bool = False
+    phase: Phase = Phase.WAITING
+    roster: Roster = field(default_factory=Roster)
+    detector: Detector = field(default_factory=Detector)
+    pace: Pace = field(default_factory=Pace)
+    agreement: Agreement = field(default_factory=Agreement)
+    conduct: Conduct = field(default_factory=Conduct)
+    stop: StopAsked | None = None
+    stop_issued: bool = False
+    winding: str = ""
+    paused_at: bool = False
+    dead: dict[int, str] = field(default_factory=dict)
+    waiting: tuple[tuple[int, ...], str] = ((), "")
+    unsettled: float = 0.0
+    planned_at: tuple[int, float] = (0, 0.0)
+    moved_at: int = 0
+    end: End | None = None
+    _said: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def view(self) -> View | None:
+        """The newest view."""
+        return self.roster.view
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """By peer."""
+        return self.roster.members
+
+    @property
+    def costs(self) -> Sequence[StageCost]:
+        """Of each stage."""
+        return self.terms.costs
+
+    @property
+    def stands(self) -> bool:
+        """Whether the run cannot go on as it is."""
+        return self.view is None or bool(self.dead) or self.paused_at or bool(self.roster.starved())
+
+    @property
+    def margin_step(self) -> int:
+        """The first step that nobody begins before a view that is issued now has reached everybody."""
+        return self.roster.newest + 1 + self.pace.margin
+
+    def issue(self, view: View, reason: str) -> list[Effect]:
+        """`view` is the newest one, under the next number."""
+        self.roster.view = replace(view, number=self.next_view)
+        self.next_view += 1
+        return [Issue(self.roster.view, reason)]
+
+    def say(self, about: str, text: str) -> list[Effect]:
+        """A notice, if it is not what was said last about the same thing. "" is never said, and forgets the last."""
+        if self._said.get(about, "") == text:
+            return []
+        if text:
+            self._said[about] = text
+            return [Notice(text)]
+        del self._said[about]
+        return []
+
+    def finish(self, failed: bool, reason: str) -> list[Effect]:
+        """The run is over."""
+        self.phase = Phase.ENDED
+        self.end = End(self.roster.applied_everywhere, failed, reason)
+        return [self.end]
