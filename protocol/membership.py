@@ -150,6 +150,7 @@ class Membership:
         match event:
             case Heard(peer, report):
                 run.detector.heard(peer, now)
+                run.members[peer].expected = False
                 return [] if report is None else self._report(peer, report, now)
             case LinkBroken(peer):
                 run.detector.link_broken(peer)
@@ -176,7 +177,7 @@ class Membership:
         member = run.members.get(peer)
         if member is not None and member.session == event.session:
             run.detector.heard(peer, now)
-            member.held, member.addresses = event.checkpoints, event.addresses
+            member.held, member.addresses, member.expected = event.checkpoints, event.addresses, False
             return [Admit(peer)]
         effects: list[Effect] = []
         if member is not None:
@@ -216,8 +217,9 @@ class Membership:
             run.agreement.note(stage, step, member.weights)
         elif run.agreement.agrees(stage, step, member.weights) is False:
             return losses.mistaken(run, peer, step)
-        run.reached = max(run.reached, run.roster.newest)
-        run.pace.note(run.roster.newest, now)
+        if not run.roster.blind:
+            run.reached = max(run.reached, run.roster.newest)
+            run.pace.note(run.roster.newest, now)
         return []
 
     def _failed(self, peer: str, reason: str, fatal: bool) -> list[Effect]:
@@ -288,5 +290,6 @@ class Membership:
         run.moved_at = run.roster.view.first_step
         for peer, member in stored["members"].items():
             run.roster.members[peer] = Member.from_json(member)
+            run.roster.members[peer].expected = True
             run.detector.expect(peer, now, patient=True)
         return found

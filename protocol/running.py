@@ -14,9 +14,10 @@ def steer(run: RunState, now: float) -> list[Effect]:
     assert run.view is not None
     if run.roster.blind:
         return []
-    if run.roster.applied_everywhere >= run.view.last_step:
+    late = departure.overrun(run)
+    if not late and run.roster.applied_everywhere >= run.view.last_step:
         return departure.arrived(run, now)
-    effects = [*departure.wind_down(run), *departure.overrun(run), *_retire(run)]
+    effects = [*departure.wind_down(run), *late, *_retire(run)]
     if run.stop is not None or run.winding:
         return effects
     effects += [*_seat(run), *departure.part(run, now)]
