@@ -36,6 +36,7 @@ def wait(run: RunState, now: float) -> list[Effect]:
     if found.step < best and now - run.unsettled < SETTLE_SECONDS:
         names = ", ".join(map(str, behind))
         return _say(run, behind, f"somebody may yet bring the state of stage {names} after step {best}")
+    run.progressed = now
     return _go_on(run, found)
 
 

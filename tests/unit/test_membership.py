@@ -320,6 +320,39 @@ def test_a_peer_that_computes_without_a_result_is_stuck() -> None:
     assert told.seats()[0] == ["cat"]
 
 
+def test_of_two_who_cannot_reach_each_other_the_dispensable_one_goes() -> None:
+    told = story("ann", "ben", "cat")
+    for _ in range(35):
+        for name in told.members():
+            told.report(name, broken={"ann": ("ben",), "ben": ("ann",)}.get(name, ()))
+        told.beat(1)
+        told.feed(Tick(), seconds=1)
+    assert "the run stood still" in reasons(told.effects) and "peer ben cannot reach it" in reasons(told.effects)
+    assert told.seats() == {0: ["cat"], 1: ["ben"]}
+
+
+def test_two_who_cannot_reach_each_other_and_are_both_needed_are_named() -> None:
+    told = story("ann", "ben")
+    for _ in range(35):
+        for name in told.members():
+            told.report(name, broken={"ann": ("ben",), "ben": ("ann",)}[name])
+        told.beat(1)
+        told.feed(Tick(), seconds=1)
+    (text,) = [text for text in notices(told.effects) if "stands still" in text]
+    assert "ann cannot reach ben" in text and "no stage concerned has a peer to spare" in text
+
+
+def test_a_peer_that_knows_a_newer_view_tells_of_another_coordinator() -> None:
+    told = story("ann", "ben")
+    assert told.report("ann", view=9) == [
+        Notice(
+            "peer ann names view 9, and the newest here is 1: is another coordinator running with this key, or is "
+            "this folder an old copy?"
+        )
+    ]
+    assert told.report("ann", view=9) == [], "once"
+
+
 # A stage without peers
 
 
