@@ -77,6 +77,15 @@ class View:
                     return replica
         raise KeyError(peer)
 
+    def goes_back(self, former: View | None, peer: str) -> bool:
+        """Whether all begin again from `restored`, as `peer` sees it, whose newest view was `former`.
+
+        Who comes in mid-run, and has no former view, begins from a later state, and alone.
+        """
+        if former is not None:
+            return self.epoch > former.epoch
+        return self.stage_of(peer) is not None and self.replica(peer).start == self.restored
+
     def share(self, replica: Replica, step: int) -> float:
         """The weight of `replica` in `step`."""
         return replica.weight if step >= self.first_step else replica.before
