@@ -28,11 +28,11 @@ from peers.transport import (
     TransportLost,
 )
 from protocol.errors import BadFrame, NetworkError
-from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
 from protocol.frame import Frame, Kind, parse_control
 from protocol.join_request import parse_join
 from protocol.manifest import Manifest
 from protocol.membership import Terms
+from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
 from protocol.signing import SigningKey
 from protocol.stage_cost import stage_costs
 from protocol.view import Replica
@@ -81,7 +81,7 @@ class CoordinatorDaemon:
         )
         self._reached = max((row["step"] for row in folder.rows()), default=0) if resume else 0
         membership = restored(self._memory, self._terms, False, clock(), self._reached)
-        self._executive = Executive(transport, manifest, key, folder, observer, membership, clock)
+        self._executive = Executive(transport, manifest, key, folder, observer, membership, self._needed, clock)
         self._publisher = RunPublisher(transport, manifest, key, clock)
         self._background = Background()
         self._heard: set[str] = set()
