@@ -133,7 +133,7 @@ class Membership:
         run = self._run
         if run.phase is Phase.ENDED:
             return [TurnAway(event.peer, "the run has ended")] if isinstance(event, JoinAsked) else []
-        run.detector.passed(now)
+        run.progressed += run.detector.passed(now)
         effects = self._take(event, now)
         return effects + self._follow(now)
 
