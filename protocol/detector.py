@@ -15,8 +15,10 @@ The detector also watches itself: if nobody asked it for a while, its process sl
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -59,6 +61,7 @@ class Pulse:
     _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
     _longest: float = 0.0
     _window: float = 0.0
+    _usual: float = 0.0
     _actions: deque[float] = field(default_factory=lambda: deque(maxlen=ACTIONS_KEPT))
 
     def beat(self, now: float) -> None:
@@ -68,6 +71,7 @@ class Pulse:
         if self._window >= HEARTBEAT_SECONDS / 2:
             self._gaps.append(self._longest)
             self._longest = self._window = 0.0
+            self._usual = _patience(self._gaps)  # here, for all pulses are looked at whenever one beats
         self.heard, self.patient, self.broken = now, False, False
 
     def work(self, now: float, done: int, idle: bool) -> None:
@@ -85,9 +89,7 @@ class Pulse:
         if self.patient:
             return CEILING_SECONDS
         deadline = UNKNOWN_SECONDS if len(self._gaps) < GAPS_NEEDED else FLOOR_SECONDS
-        if self._gaps:
-            usual = statistics.fmean(self._gaps) + DEVIATIONS * statistics.pstdev(self._gaps)
-            deadline = max(deadline, usual, LONGEST_FACTOR * max(self._gaps))
+        deadline = max(deadline, self._usual)
         if self.broken or self.complaints:
             deadline = max(BROKEN_FLOOR_SECONDS, deadline / 2)
         return min(deadline, CEILING_SECONDS)
@@ -109,6 +111,12 @@ class Pulse:
         busy = now - self.worked
         stuck = f"it computes, but has finished nothing for {busy:.0f} s"
         return max(quiet, (busy / self.work_deadline, stuck))
+
+
+def _patience(gaps: Collection[float]) -> float:
+    mean = statistics.fmean(gaps)
+    deviation = math.sqrt(math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps))
+    return max(mean + DEVIATIONS * deviation, LONGEST_FACTOR * max(gaps))
 
 
 class Detector:
