@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from protocol import membership
-from protocol.membership import Membership, Phase, StageCost, Terms
+from protocol import membership_events as membership
+from protocol.membership import Membership
 from protocol.peer_report import PeerReport, parse_report
+from protocol.run_state import Phase, Terms
+from protocol.stage_cost import StageCost
 from protocol.view import View
 from simulated_swarm.peer import COORDINATOR
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from simulated_swarm.swarm import Swarm
 
 TICK_SECONDS = 1.0
+ABSENT_SECONDS = 6.0
 
 
 class Coordinator:
@@ -26,7 +30,6 @@ class Coordinator:
         self.end: membership.End | None = None
         self.notice = ""
         self._stored: dict[str, Any] | None = None
-        self._next_view = 1
         self._reached = 0
         run = swarm.scenario.run
         self._terms = Terms(
@@ -61,20 +64,56 @@ class Coordinator:
         self.session, self.alive = self.session + 1, True
         if self.session > 1:
             self.swarm.counts["coordinator restarted"] += 1
-            now = self.swarm.clock.now
-            if self._stored is not None and self._stored["view"] is not None:
-                stored = json.loads(json.dumps(self._stored))
-                self._membership = Membership.from_json(self._terms, stored, now, self._reached)
-            else:
-                self._membership = Membership(self._terms, self._next_view)
+            self._take_over()
         self._tick(self.session)
 
     def kill(self) -> None:
         """End it, at this very moment."""
         self.alive = False
 
+    def link_lost(self, other: str) -> None:
+        """The link to a peer is broken, as is known a moment later."""
+        session, delay = self.session, self.swarm.rng.uniform(0.1, 3)
+
+        def known() -> None:
+            if self.alive and self.session == session and self.end is None:
+                self._feed(membership.LinkBroken(other))
+
+        self.swarm.clock.after(delay, known)
+
     def link_back(self, other: str) -> None:
         """Nothing to send again: reports are answered."""
+        if self.end is None:
+            self._feed(membership.Heard(other))
+
+    def _take_over(self) -> None:
+        """As `peers.takeover`: with those who are there, or, if none is, from checkpoints."""
+        if self._stored is None:
+            self._membership = Membership(self._terms)
+            return
+        stored = json.loads(json.dumps(self._stored))
+        view = View.from_json(stored["view"]) if stored["view"] is not None else None
+        nodes, cut = self.swarm.network.nodes, self.swarm.network.is_cut
+        peers = [] if view is None else [r.peer for r in view.peers()]
+        there = {peer for peer in peers if nodes[peer].alive and not cut(self.name, peer)}
+        if not there:
+            self.swarm.counts["coordinator found nobody"] += 1
+            stored["view"] = None
+        self._membership = Membership.from_json(self._terms, stored, self.swarm.clock.now, self._reached)
+        for peer in peers:
+            if there and peer not in there:
+                self.swarm.clock.after(ABSENT_SECONDS, self._gone(peer))
+
+    def _gone(self, peer: str) -> Callable[[], None]:
+        session = self.session
+
+        def happen() -> None:
+            node = self.swarm.network.nodes[peer]
+            there = node.alive and not self.swarm.network.is_cut(self.name, peer)
+            if self.alive and self.session == session and self.end is None and not there:
+                self._feed(membership.Left(peer, "it was gone when the coordinator returned"))
+
+        return happen
 
     def _tick(self, session: int) -> None:
         if self.alive and self.session == session and self.end is None:
@@ -156,7 +195,6 @@ class Coordinator:
         learners = sum(r.weight == 0 and r.before == 0 and r.alive for rs in view.stages for r in rs)
         counts["views with learners"] += learners > 0
         self._stored = self._membership.to_json()
-        self._next_view = view.number + 1
         for peer in list(self._membership.members):
             self._send_view(peer)
 

@@ -69,11 +69,14 @@ class Host:
         self._swarm, self._world = peer.swarm, peer.swarm.scenario
         _, self.stage, start = place
         run = self._world.run
-        state = ToyState.first(run, self.stage) if start == 0 else peer.disk.read(self.stage, start)
+        state = ToyState.first(run, self.stage) if start == 0 else None
+        if start == view.restored and state is None:
+            state = peer.disk.read(self.stage, start)
         self.model = ToyStage(run, self.stage, state or ToyState(0))
         self.machine = StageMachine(peer.name, rules_of(peer), start, lacking=state is None)
         self.stall = StallTimer(STALL_SECONDS, self._swarm.clock.now)
-        self.computing: tuple[Compute, tuple[str, ...]] | None = None
+        self.computing: Compute | None = None
+        self.rerouted = 0  # the step that was under way when the newest view came
         self.done = 0
         self.seconds: list[float] = []
         self.weights = "" if state is None else state.hash
@@ -89,11 +92,11 @@ class Host:
     @property
     def idle(self) -> bool:
         """Whether it waits for others."""
-        return self.computing is None
+        return self.machine.waits_for() != "nothing" or self.machine.finished
 
     def beat(self) -> None:
         """Time has passed."""
-        if self._waits_for != "nothing" and self.stall.due(self._swarm.clock.now):
+        if self._waits_for != "nothing" and not self.machine.finished and self.stall.due(self._swarm.clock.now):
             self._swarm.counts["stalls"] += 1
             self.feed(Stalled())
 
@@ -101,6 +104,8 @@ class Host:
         """Let the protocol handle `event`, and carry out what it decides."""
         self._swarm.trace(self.peer.name, event)
         before = self.machine.view
+        if isinstance(event, ViewChanged):
+            self.rerouted = self.machine.applied + 1
         try:
             effects = self.machine.handle(event)
         except Exception as error:
@@ -128,8 +133,6 @@ class Host:
             case StepApplied(step):
                 self._swarm.checks.applied(self, effect)
                 self._swarm.faults.applied(step)
-                if step % self._world.checkpoint_every == 0 or effect.last:
-                    self.peer.write(self.stage, step, self.model.state)
                 self.peer.report()
             case KeepState(blob):
                 self._swarm.counts["copies kept"] += 1
@@ -184,25 +187,24 @@ class Host:
         verb = work.action.verb
         phase = {Verb.FORWARD: "before a forward", Verb.PART: "during PART", Verb.APPLY: "during APPLY"}.get(verb)
         phase = phase or {Verb.STATE: "during STATE", Verb.LOAD: "during LOAD"}.get(verb)
-        group = self.machine.view.group(self.stage, work.step) if self.machine.view else ()
-        self.computing = work, group
+        self.computing = work
         seconds = self._compute_time()
         if verb in (Verb.FORWARD, Verb.BACKWARD):
             self.seconds.append(seconds)
         self._swarm.clock.after(seconds, self.peer.unless_frozen(lambda: self._ends(work)))
         if phase:
             self._swarm.faults.phase(self.peer, phase)
-        if verb is Verb.APPLY and self.peer.name not in group:
+        if verb is Verb.APPLY and self.machine.view and self.peer.name in self.machine.view.followers(self.stage, work.step):
             self._swarm.faults.phase(self.peer, "while it follows")
 
     def _ends(self, work: Compute) -> None:
-        if not self.here or self.computing is None or self.computing[0] is not work:
+        if not self.here or self.computing is not work:
             return
-        group, self.computing = self.computing[1], None
+        self.computing = None
         try:
             made = self._compute(work)
         except Garbage as garbage:
-            sender = work.sender or self._maker_of_garbage(work, group)
+            sender = work.sender or _maker_of_garbage(work)
             self._swarm.counts["spoiled"] += 1
             self.feed(Spoiled(work.action, sender, str(garbage)))
             return
@@ -211,6 +213,8 @@ class Host:
         self.done += 1
         phase = {Verb.FORWARD: "after a forward", Verb.BACKWARD: "after a backward"}.get(work.action.verb, "")
         if work.action.verb is Verb.APPLY:
+            if not self._checkpoint(work.step):
+                return
             phase = "between APPLY and the offers"
         if not phase or not self._swarm.faults.phase(self.peer, phase):
             self.feed(Computed(work.action, made))
@@ -255,19 +259,22 @@ class Host:
             return None
         return Blob.of(BlobKey(BlobKind.TOTAL, self.stage, work.step), pack(sums), Meta(losses=losses))
 
+    def _checkpoint(self, step: int) -> bool:
+        """Write the stage's own file, on the same thread as APPLY. Whether the process has lived so long."""
+        view = self.machine.view
+        assert view is not None
+        if step % self._world.checkpoint_every and step < view.last_step:
+            return True
+        if self._swarm.faults.phase(self.peer, "during a checkpoint"):
+            return False
+        self.peer.disk.write(self.stage, step, self.model.state)
+        return True
+
     def _load(self, work: Compute) -> str:
         self.model.state = ToyState.unpack(bytes(work.payload.data))
         self.model.clear()
         self.weights = self.model.state.hash
         return self.weights
-
-    def _maker_of_garbage(self, work: Compute, group: tuple[str, ...]) -> str:
-        for peer, part in zip(group, work.payload.parts, strict=False):
-            try:
-                unpack(part.data)
-            except Garbage:
-                return peer
-        return "nobody"
 
     def _found(self, peer: str, key: BlobKey) -> None:
         if not self.here:
@@ -278,6 +285,15 @@ class Host:
 
     def _compute_time(self) -> float:
         return self.peer.slowness * self.peer.rng.uniform(SHORTEST_COMPUTE, self._world.slowest_compute)
+
+
+def _maker_of_garbage(work: Compute) -> str:
+    for peer, part in zip(work.payload.givers, work.payload.parts, strict=False):
+        try:
+            unpack(part.data)
+        except Garbage:
+            return peer
+    return "nobody"
 
 
 def rules_of(peer: Peer) -> Rules:

@@ -25,6 +25,9 @@ class Node(Protocol):
     def receive(self, sender: str, message: object) -> None:
         """Something came."""
 
+    def link_lost(self, other: str) -> None:
+        """The link to `other` is broken."""
+
     def link_back(self, other: str) -> None:
         """The link to `other` was lost, and is back."""
 
@@ -67,6 +70,8 @@ class Network:
         """Let nothing through between these for a while."""
         for pair in pairs:
             self._cuts[frozenset(pair)] += 1
+            for one, other in (pair, pair[::-1]):
+                self.nodes[one].link_lost(other)
         self._clock.after(seconds, lambda: self._mend(pairs))
 
     def isolate(self, group: list[str], seconds: float) -> None:

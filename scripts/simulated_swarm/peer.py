@@ -57,6 +57,7 @@ class Peer:
         """End it, at this very moment."""
         self.alive = False
         self._queued.clear()
+        self.swarm.coordinator.link_lost(self.name)
 
     def freeze(self, seconds: float) -> None:
         """Stop it for a while; what comes meanwhile waits."""
@@ -144,6 +145,9 @@ class Peer:
         """Something came."""
         self.unless_frozen(lambda: self._handle(sender, message))()
 
+    def link_lost(self, other: str) -> None:
+        """Nothing to do: reports tell of it."""
+
     def link_back(self, other: str) -> None:
         """The link to `other` was lost, and is back."""
         if self.host is not None:
@@ -216,7 +220,6 @@ class Peer:
         """Write a file; it is there a moment later, if the process lives so long."""
         seconds = self.rng.uniform(0, DISK_SECONDS)
         self.swarm.clock.after(seconds, self.unless_frozen(lambda: self.disk.write(stage, step, state)))
-        self.swarm.faults.phase(self, "during a checkpoint")
 
 
 Incoming = Event | tuple[object, ...]

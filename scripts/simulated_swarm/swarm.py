@@ -17,6 +17,7 @@ from simulated_swarm.scenario import Scenario
 
 HELP_SECONDS = 150.0  # when a run that waits for a peer gets one, if nothing else happens
 MOST_SECONDS = 1500.0  # from the last fault to the end of the run
+MOST_EVENTS = 500_000
 
 
 class Swarm:
@@ -56,9 +57,9 @@ class Swarm:
         self.clock.after(HELP_SECONDS, self._help)
         while not self.coordinator.end and self.clock.step():
             self.events += 1
-            if self.faults.over and self.clock.now > self.faults.last + self._patience:
+            if self.faults.over and self.clock.now > self.faults.last + MOST_SECONDS:
                 self._too_long()
-            if self.clock.now > 20 * MOST_SECONDS:
+            if self.clock.now > 20 * MOST_SECONDS or self.events > MOST_EVENTS:
                 self._too_long()
         end = self.coordinator.end
         assert end is not None
@@ -82,10 +83,6 @@ class Swarm:
         """Print it, if asked to."""
         if self._trace:
             sys.stdout.write(f"{self.clock.now:9.3f} {who:12} {what}\n")
-
-    @property
-    def _patience(self) -> float:
-        return MOST_SECONDS
 
     def _spoil(self) -> None:
         living = [peer for peer in self.peers.values() if peer.alive]
