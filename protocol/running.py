@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol import departure, losses
+from protocol import departure, losses, standstill
 from protocol.membership_events import Effect, Release, short_peer
 from protocol.run_state import RunState
 from protocol.steering import Calm, next_learner, next_plan
@@ -14,9 +14,13 @@ def steer(run: RunState, now: float) -> list[Effect]:
     assert run.view is not None
     if run.roster.blind:
         return []
-    if run.roster.applied_everywhere >= run.view.last_step:
+    stood = standstill.resolve(run, now)
+    if stood:
+        return stood
+    late = departure.overrun(run)
+    if not late and run.roster.applied_everywhere >= run.view.last_step:
         return departure.arrived(run, now)
-    effects = [*departure.wind_down(run), *departure.overrun(run), *_retire(run)]
+    effects = [*departure.wind_down(run), *late, *_retire(run)]
     if run.stop is not None or run.winding:
         return effects
     effects += [*_seat(run), *departure.part(run, now)]
@@ -36,10 +40,8 @@ def _retire(run: RunState) -> list[Effect]:
     reason = ", ".join(f"the share of peer {short_peer(peer)} has ended" for peer in out)
     effects = run.issue(without(run.view, out, past=True), reason)
     for peer in out:
-        target, leaving = run.members[peer].target, run.members[peer].leaving
-        run.members[peer].seat(None, 0)
-        run.members[peer].target = target
-        if leaving is not None:
+        run.members[peer].unseat()
+        if run.members[peer].leaving is not None:
             effects += [*losses.gone(run, [peer], "its owner stopped it"), Release(peer)]
     return effects
 
@@ -51,7 +53,7 @@ def _seat(run: RunState) -> list[Effect]:
     while (found := next_learner(run.roster, run.costs, start)) is not None:
         assert run.view is not None
         peer, stage = found
-        run.members[peer].seat(stage, run.next_view)
+        run.members[peer].seat(stage, run.next_view, start)
         view = with_learner(run.view, stage, peer, run.members[peer].addresses, start)
         effects += run.issue(view, f"peer {short_peer(peer)} follows stage {stage}, which needs it most")
     return effects

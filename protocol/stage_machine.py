@@ -156,6 +156,7 @@ class StageMachine:
         stage = view.stage_of(self.peer)
         if stage is None or self.stage not in (-1, stage):
             return [Refuse("coordinator", f"view {view.number} has {stage} as this peer's stage, not {self.stage}")]
+        begins = self.view is None and view.epoch == 0  # nobody can have sent anything yet
         self._place.view, self._place.stage = view, stage
         self._accused.clear()
         if self._flow.state is None:
@@ -164,7 +165,7 @@ class StageMachine:
             self._void |= self._flow.reroute(None if self._running is None else self._running.action)
         effects: list[Effect] = [*self._exchange.keep_peers(replica.peer for replica in view.peers())]
         if not self.lacking:
-            effects += self._replication.view_changed() + self._flow.wants()
+            effects += self._replication.view_changed() + ([] if begins else self._flow.wants())
         return effects + self._states.view_changed() + self._replay_early()
 
     def _of_view(self, event: Arrived | Offered | Wanted | BlobWanted) -> list[Effect]:
@@ -247,19 +248,26 @@ class StageMachine:
 
     def _spoiled(self, event: Spoiled) -> list[Effect]:
         void, self._void, self._running = self._void, False, None
-        if event.action.verb is Verb.APPLY:
-            self._replication.halt()
-        elif not void:
-            self._flow.spoiled(event.action)
+        effects: list[Effect] = []
+        match event.action.verb:
+            case Verb.APPLY:
+                self._replication.spoiled()
+                self._flow.reroute(None)  # by a view that came while it ran
+                effects += self._flow.wants()
+            case Verb.LOAD:
+                self._states.spoiled()
+            case Verb.FORWARD | Verb.BACKWARD if not void:
+                self._flow.spoiled(event.action)
         if event.peer in self._accused:
-            return []
+            return effects
         self._accused.add(event.peer)
-        return [Accuse(event.peer, event.reason)]
+        return [Accuse(event.peer, event.reason), *effects]
 
     def _stalled(self, peer: str | None) -> list[Effect]:
         if self.view is None:
             return []
-        effects: list[Effect] = [*self._exchange.again(), *self._states.wants()]
+        asks = self._exchange.again() if peer is None else self._exchange.link_back(peer)
+        effects: list[Effect] = [*asks, *self._states.wants()]
         if self.lacking:
             return effects
         effects += self._flow.wants(peer)

@@ -6,6 +6,7 @@ from protocol.assignment import Assignment, Candidate, Shortage, assign
 from protocol.detector import CEILING_SECONDS
 from protocol.losses import gone
 from protocol.membership_events import Effect, Release, short_peer
+from protocol.roster import Member
 from protocol.run_state import Phase, RunState
 from protocol.shares import shares
 from protocol.view import Replica, View
@@ -18,6 +19,8 @@ def wait(run: RunState, now: float) -> list[Effect]:
     """Go on if those who are here can, or say what is missing."""
     if run.phase is Phase.RUNNING:
         run.phase, run.unsettled = Phase.WAITING, now
+    if run.stop is not None:
+        return run.finish(True, f"{_losses(run)[0]}, while the run was to stop: {run.stop.reason}")
     candidates = _candidates(run)
     newest = _newest_allowed(run)
     held = {s for c in candidates for steps in c.held.values() for s in steps if newest is None or s <= newest} - {0}
@@ -33,11 +36,12 @@ def wait(run: RunState, now: float) -> list[Effect]:
     if found.step < best and now - run.unsettled < SETTLE_SECONDS:
         names = ", ".join(map(str, behind))
         return _say(run, behind, f"somebody may yet bring the state of stage {names} after step {best}")
+    run.progressed = now
     return _go_on(run, found)
 
 
 def _candidates(run: RunState) -> list[Candidate]:
-    present = {peer: m for peer, m in run.members.items() if not m.away and m.leaving is None}
+    present = {p: m for p, m in run.members.items() if not m.away and not m.expected and m.leaving is None}
     rates = {worker.peer: worker.speed for worker in run.roster.resources(run.costs)}
     return [Candidate(peer, m.held, m.stage, rates[peer], m.memory) for peer, m in present.items()]
 
@@ -50,9 +54,7 @@ def _newest_allowed(run: RunState) -> int | None:
 
 
 def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:
-    silent = [(peer, m) for peer, m in run.members.items() if m.away and m.stage is not None]
-    lost = [run.dead[stage] for stage in sorted(run.dead)]
-    lost += [f"stage {m.stage} lost its peer {short_peer(p)}: {m.away}" for p, m in silent]
+    silent, lost = _silent(run), _losses(run)
     hopeless = bool(run.dead) or any(run.detector.silence(p, now) > CEILING_SECONDS for p, _ in silent)
     if run.view is not None and run.terms.end_when_starved and lost and hopeless:
         return run.finish(True, lost[0])
@@ -63,6 +65,17 @@ def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:
     hopes = [f"or peer {short_peer(p)}, which may yet be heard again" for p, _ in silent]
     stages = tuple(sorted(set(run.roster.starved()) | set(run.dead))) or shortage.stages
     return _say(run, stages, "; ".join([f"the run waits: {shortage.reason}", *[t.split(":")[0] for t in lost], *hopes]))
+
+
+def _silent(run: RunState) -> list[tuple[str, Member]]:
+    return [(peer, m) for peer, m in run.members.items() if m.away and m.stage is not None]
+
+
+def _losses(run: RunState) -> list[str]:
+    """How the stages that stand lost their peers."""
+    lost = [run.dead[stage] for stage in sorted(run.dead)]
+    lost += [f"stage {m.stage} lost its peer {short_peer(p)}: {m.away}" for p, m in _silent(run)]
+    return lost or [f"stage {stage} has nobody to work on its next steps" for stage in run.roster.starved()]
 
 
 def _say(run: RunState, stages: tuple[int, ...], text: str) -> list[Effect]:
@@ -77,7 +90,7 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     out = [peer for peer, m in run.members.items() if m.away or m.leaving is not None]
     leavers: list[Effect] = [Release(peer) for peer in out if run.members[peer].leaving is not None]
     for peer in out:
-        run.members[peer].seat(None, 0)
+        run.members[peer].unseat()
     gone(run, out, "")
     run.dead.clear()
     run.pace.restart()
@@ -88,10 +101,11 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     run.next_epoch = view.epoch + 1
     run.say("waiting", "")
     for member in run.members.values():
-        member.seat(None, 0)
+        member.unseat()
+        member.target = None
     for stage, peers in enumerate(found.stages):
         for peer in peers:
-            run.members[peer].seat(stage, run.next_view, found.step)
+            run.members[peer].seat(stage, run.next_view, found.step, found.step)
     effects = [*run.issue(view, reason), *leavers]
     if found.step >= run.terms.last_step:
         effects += run.finish(False, f"all {run.terms.last_step} steps were done before")
