@@ -16,7 +16,7 @@ from simulated_swarm.peer import Peer
 from simulated_swarm.scenario import Scenario
 
 HELP_SECONDS = 150.0  # when a run that waits for a peer gets one, if nothing else happens
-MOST_SECONDS = 1500.0  # from the last fault to the end of the run
+MOST_SECONDS = 700.0  # from the last fault to the end of the run
 MOST_EVENTS = 500_000
 
 
