@@ -26,11 +26,6 @@ class Faults:
         self._newest = 0
         self.last = 0.0  # when the last one ended
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will happen."""
-        return not self._waiting and self._swarm.clock.now >= self.last
-
     def started(self) -> None:
         """Faults of step 0 without a phase come in the first seconds."""
         for fault in [f for f in self._waiting if not f.phase and f.step == 0]:
@@ -41,23 +36,23 @@ class Faults:
         """Somebody has applied `step`."""
         if step <= self._newest:
             return
-        self._newest = step
+        self._newest, self._swarm.progressed = step, self._swarm.clock.now
         for fault in list(self._waiting):
-            overdue = fault.phase and fault.step + OVERDUE_STEPS <= step
+            overdue = fault.phase and fault.step + OVERDUE_STEPS <= step and fault.kind != "flip"
             if overdue or (not fault.phase and fault.step <= step):
                 self._waiting.remove(fault)
                 self._at(self._rng.uniform(0, 1), lambda fault=fault: self._strike(fault))  # type: ignore[misc]
 
     def phase(self, peer: Peer, phase: str) -> bool:
         """`peer` is at `phase`. Whether its process has ended just now."""
-        lacking = peer.host is not None and peer.host.machine.lacking
         for fault in self._waiting:
+            if fault.kind == "flip" and not self._can_flip(peer):
+                continue
             if fault.phase == phase and fault.step <= self._newest and self._rng.random() < 0.5:
                 self._waiting.remove(fault)
                 self._swarm.counts[f"{fault.kind} {phase}"] += 1
                 self._strike(fault, peer)
                 break
-        del lacking
         return not peer.alive
 
     # What they do
@@ -92,7 +87,7 @@ class Faults:
             case "leave":
                 victim.leave()
             case "flip":
-                self._flip(fault)
+                self._flip(victim)
 
     def _kill(self, peer: Peer, seconds: float) -> None:
         if not peer.alive:
@@ -108,22 +103,19 @@ class Faults:
             self._swarm.coordinator.kill()
             self._at(seconds, self._swarm.coordinator.start)
 
-    def _flip(self, fault: PlannedFault) -> None:
-        """A bit flips in one of three or more replicas, so that the others are the majority."""
-        for peer in self._living():
-            host = peer.host
-            view = None if host is None else host.machine.view
-            if host is None or view is None or host.machine.lacking:
-                continue
-            group = view.group(host.stage, host.machine.applied + 1)
-            if len(group) > 2 and peer.name in group:
-                state = host.model.state
-                host.model.state = replace(state, weight=state.weight ^ (1 << self._rng.randrange(60)))
-                host.tainted = True
-                self._swarm.counts["bits flipped"] += 1
-                self._swarm.trace("FAULT", f"a bit of {peer.name} flips")
-                return
-        del fault
+    def _can_flip(self, peer: Peer) -> bool:
+        """Of three or more replicas, so that the others are the majority."""
+        host = peer.host
+        view = None if host is None else host.machine.view
+        return host is not None and view is not None and len(view.group(host.stage, host.machine.applied + 1)) > 2
+
+    def _flip(self, peer: Peer) -> None:
+        host = peer.host
+        assert host is not None
+        state = host.model.state
+        host.model.state = replace(state, weight=state.weight ^ (1 << self._rng.randrange(60)))
+        host.tainted = True
+        self._swarm.trace("FAULT", f"a bit of {peer.name} flips")
 
     def _any(self) -> Peer | None:
         living = self._living()

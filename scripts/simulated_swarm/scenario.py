@@ -95,7 +95,7 @@ class Scenario:
             window=rng.randint(1, 5),
             steps=steps,
             chunk_bytes=rng.choice([3, 7, 16, 1 << 18]),
-            loss=0.0 if calm else rng.choice([0.01, 0.05, 0.15]),
+            loss=0.0 if calm else rng.choice([0.002, 0.01, 0.04]),
             duplicate=0.0 if calm else rng.choice([0.0, 0.1, 0.3]),
             corrupt=rng.choice([0.0, 0.0, 0.02]),
             slowest_link=rng.choice([0.01, 0.05, 0.5]),
@@ -119,7 +119,7 @@ class Scenario:
 
 def _faults(rng: random.Random, steps: int, replicas: tuple[int, ...]) -> tuple[PlannedFault, ...]:
     if max(replicas) > 2 and rng.random() < 0.15:
-        return (PlannedFault("flip", rng.randint(1, max(1, steps // 2))),)
+        return (PlannedFault("flip", rng.randint(1, max(1, steps // 2)), "during PART"),)  # before it, others are misled
     faults = [_fault(rng, steps) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 5]))]
     if rng.random() < 0.25:
         faults.append(PlannedFault("kill the coordinator", rng.randint(0, steps - 1), seconds=rng.uniform(1, 40)))
