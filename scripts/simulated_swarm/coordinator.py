@@ -190,7 +190,9 @@ class Coordinator:
             counts["restores"] += view.epoch > old.epoch
             same = view.epoch == old.epoch
             counts["planned views"] += same and view.first_step > old.first_step
-            lost = sum(not r.alive for rs in view.stages for r in rs) - sum(not r.alive for rs in old.stages for r in rs)
+            lost = sum(not r.alive for rs in view.stages for r in rs) - sum(
+                not r.alive for rs in old.stages for r in rs
+            )
             counts["replicas lost by a view"] += max(0, lost) * same
         learners = sum(r.weight == 0 and r.before == 0 and r.alive for rs in view.stages for r in rs)
         counts["views with learners"] += learners > 0

@@ -194,7 +194,11 @@ class Host:
         self._swarm.clock.after(seconds, self.peer.unless_frozen(lambda: self._ends(work)))
         if phase:
             self._swarm.faults.phase(self.peer, phase)
-        if verb is Verb.APPLY and self.machine.view and self.peer.name in self.machine.view.followers(self.stage, work.step):
+        if (
+            verb is Verb.APPLY
+            and self.machine.view
+            and self.peer.name in self.machine.view.followers(self.stage, work.step)
+        ):
             self._swarm.faults.phase(self.peer, "while it follows")
 
     def _ends(self, work: Compute) -> None:
