@@ -33,6 +33,7 @@ from protocol.effects import (
     Differs,
     Effect,
     FindState,
+    Irreplaceable,
     KeepState,
     LostTrack,
     Payload,
@@ -43,6 +44,7 @@ from protocol.effects import (
     SendGone,
     SendOffer,
     SendTaken,
+    SendUsed,
     SendWant,
     StepApplied,
     WantBlob,
@@ -200,7 +202,7 @@ class StageWorker:
                 self._start(effect)
             case Send():
                 send(effect.peer, self._frame(effect))
-            case SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendWant() | WantBlob() | SendGone():
+            case SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendUsed() | SendWant() | WantBlob() | SendGone():
                 send(effect.peer, to_frame(effect))
             case StepApplied(step):
                 self._report(step)
@@ -218,6 +220,9 @@ class StageWorker:
             case Accuse(peer, reason):
                 logger.warning("what %s sent is no use: %s", short_peer(peer), reason)
                 tell({"type": "accuse", "peer": peer, "reason": reason[:300]})
+            case Irreplaceable(epoch, step, reason):
+                logger.warning("the run must go back: %s", reason)
+                tell({"type": "irreplaceable", "epoch": epoch, "step": step, "reason": reason[:300]})
             case LostTrack(reason):
                 logger.warning("lost track: %s", reason)
                 tell({"type": "lost_track", "reason": reason[:300]})

@@ -40,6 +40,7 @@ from protocol.membership_events import (
     LeaveAsked,
     Left,
     LinkBroken,
+    Irreplaceable,
     LostTrack,
     Notice,
     Release,
@@ -170,6 +171,8 @@ class Membership:
                 return losses.differs(run, event)
             case Accused():
                 return losses.accused(run, event) if event.accused in run.members else []
+            case Irreplaceable():
+                return losses.irreplaceable(run, event)
             case LostTrack():
                 return losses.lost_track(run, event)
 

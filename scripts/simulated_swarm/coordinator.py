@@ -144,6 +144,8 @@ class Coordinator:
                 self._feed(membership.Differs(sender, step, hashes))
             case ("accuse", str(accused), str(reason)):
                 self._feed(membership.Accused(sender, accused, reason))
+            case ("irreplaceable", int(epoch), int(step), str(reason)):
+                self._feed(membership.Irreplaceable(sender, epoch, step, reason))
             case ("lost track", str(reason)):
                 self._feed(membership.LostTrack(sender, reason))
 
