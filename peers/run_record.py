@@ -48,7 +48,7 @@ class RunRecord:
         """The run starts, or its peers all begin again, with `first_step`: later rows are of an abandoned future."""
         self.epoch = epoch
         self._count_rows()
-        self._folder.forget_rows_after(first_step - 1)
+        self._forget_after(first_step - 1)
         self._go_on(first_step)
 
     def take_over(self, epoch: int, restored: int) -> None:
@@ -59,9 +59,9 @@ class RunRecord:
         """
         self._count_rows()
         if self.epoch < epoch:
-            self._folder.forget_rows_after(restored)
+            self._forget_after(restored)
         self.epoch = epoch
-        rows = list(self._folder.rows())
+        rows = self._folder.rows()
         self._go_on(rows[-1]["step"] + 1 if rows else 1)
 
     def _count_rows(self) -> None:
@@ -71,7 +71,7 @@ class RunRecord:
 
     def _go_on(self, next_step: int) -> None:
         self._table.go_on(next_step, self._ledger, next_step - 1 if self._known_after is None else self._known_after)
-        rows = list(self._folder.rows())
+        rows = self._folder.rows()
         self.last_row = rows[-1] if rows else None
         self.began = True
 
@@ -83,9 +83,15 @@ class RunRecord:
         if not written:
             return
         self._unwritten = [row for row in self._unwritten if row["step"] <= step]
-        self._folder.forget_rows_after(step)
-        rows = list(self._folder.rows())
+        self._forget_after(step)
+        rows = self._folder.rows()
         self.last_row = self._unwritten[-1] if self._unwritten else rows[-1] if rows else None
+
+    def _forget_after(self, step: int) -> None:
+        try:
+            self._folder.forget_rows_after(step)
+        except OSError as error:
+            logger.error("the rows after step %d stay for now: %s; those that come replace them", step, error)
 
     def note(self, source: Source, wire: WireTotals) -> None:
         """Note what a daemon has sent so far."""
@@ -132,7 +138,7 @@ class RunRecord:
             return
         if end is not None:
             self._keep(self._table.finish(end.step))
-        rows, config = list(self._folder.rows()), self._manifest.config
+        rows, config = self._folder.rows(), self._manifest.config
         sent = self._ledger.total + WireTotals(control=self._own_before + own.control)
         report = summarise(config, rows, sent, self._tokens)
         report |= {

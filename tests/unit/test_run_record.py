@@ -115,6 +115,20 @@ def test_a_coordinator_that_died_while_it_went_back_forgets_the_rows_when_it_ret
     assert (third.seen, steps(folder)) == (3, [1, 2, 3])
 
 
+def test_a_full_disk_does_not_keep_the_run_from_going_back(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    do(record, 1, 2, 3, 4)
+    monkeypatch.setattr(RunFolder, "forget_rows_after", full)
+    record.restore(2, 1)
+    assert record.seen == 2
+    assert do(record, 3, 4) == [3, 4] and steps(folder) == [1, 2, 3, 4]
+    assert len(folder.metrics.read_text().splitlines()) == 6
+
+
 def test_going_back_to_a_step_that_has_no_row_yet_forgets_none(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
     record.begin(1, 0)
