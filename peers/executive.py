@@ -40,7 +40,7 @@ from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
-REMEMBER_SECONDS = 30.0
+REMEMBER_SECONDS = 10.0
 MOST_RELEASED = 1000
 SETTLE_SECONDS = 10.0  # without a new row, after which the end waits for no more reports
 

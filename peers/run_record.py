@@ -45,11 +45,14 @@ class RunRecord:
         return self._table.next_step - 1
 
     def begin(self, first_step: int, epoch: int) -> None:
-        """The run starts, or its peers all begin again, with `first_step`: later rows are of an abandoned future."""
+        """The run starts, or its peers all begin again, with `first_step`: later rows are of an abandoned future.
+
+        What daemons that were killed sent after this folder's last note is not known; nor do the tokens of that time
+        count, so that the bytes per token are right.
+        """
         self.epoch = epoch
-        self._count_rows()
         self._forget_after(first_step - 1)
-        self._go_on(first_step)
+        self._go_on(first_step, first_step - 1)
 
     def take_over(self, epoch: int, restored: int) -> None:
         """The run went on without a coordinator: its peers have the reports from the last row on.
@@ -57,20 +60,18 @@ class RunRecord:
         Args:
             epoch: that of the newest view. If the rows are of an earlier one, they end after step `restored`.
         """
-        self._count_rows()
+        known_after = self._known_after
+        if known_after is not None:  # the peers will tell what they sent since then
+            self._tokens += sum(row["tokens"] for row in self._folder.rows() if row["step"] > known_after)
         if self.epoch < epoch:
             self._forget_after(restored)
         self.epoch = epoch
         rows = self._folder.rows()
-        self._go_on(rows[-1]["step"] + 1 if rows else 1)
+        next_step = rows[-1]["step"] + 1 if rows else 1
+        self._go_on(next_step, next_step - 1 if known_after is None else known_after)
 
-    def _count_rows(self) -> None:
-        """Rows may have been written after what a killed coordinator remembered last."""
-        if self._known_after is not None:
-            self._tokens += sum(row["tokens"] for row in self._folder.rows() if row["step"] > self._known_after)
-
-    def _go_on(self, next_step: int) -> None:
-        self._table.go_on(next_step, self._ledger, next_step - 1 if self._known_after is None else self._known_after)
+    def _go_on(self, next_step: int, known_after: int) -> None:
+        self._table.go_on(next_step, self._ledger, known_after)
         rows = self._folder.rows()
         self.last_row = rows[-1] if rows else None
         self.began = True

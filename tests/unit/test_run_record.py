@@ -161,6 +161,23 @@ def test_totals_are_of_all_daemons_over_all_starts(folder: RunFolder) -> None:
     assert found["peers"] == [{"peer": "a", "stage": 0, "sent_bytes": 112}]
 
 
+def test_what_killed_daemons_sent_unnoted_is_left_out_with_its_tokens(folder: RunFolder) -> None:
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    do(record, 1, 2)
+    record.note(A, WireTotals(forward_payload=200))
+    folder.remember({"wire": record.to_json(NOTHING)})
+    do(record, 3, 4)  # then everything is killed, and goes on from the checkpoints of step 3
+    again = RunRecord(folder, MANIFEST)
+    again.begin(4, 1)
+    rows = again.add(("a", "t"), [report(4, 0, 50)], 0) + again.add(("b", "t"), [report(4, 1, 50)], 0)
+    assert rows[0]["forward_bytes_per_token"] == 100 / CONFIG.tokens_per_step
+    again.note(("a", "t"), WireTotals(forward_payload=100))
+    again.report(End(4, False, "done"), [], NOTHING)
+    found = json.loads(folder.report.read_text())["wire"]
+    assert (found["forward_payload_bytes"], found["tokens"]) == (300, 3 * CONFIG.tokens_per_step)
+
+
 def test_trained_tokens_count_also_where_the_run_went_back(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
     record.begin(1, 0)
