@@ -220,7 +220,6 @@ class PeerDaemon:
         try:
             message = parse_control(frame.payload)
             if message["type"] == "view":
-                self._admitted = True
                 await self._on_view(str(message["record"]))
             else:
                 await self._on_order(message)
@@ -246,6 +245,8 @@ class PeerDaemon:
     # Views
 
     async def _on_view(self, record: str) -> None:
+        if not self._admitted:
+            return  # it may count on what this peer had before it was restarted
         view = View.from_json(open_record(record.encode(), VIEW, self._invite.coordinator_key))
         if self._view is not None and view.number <= self._view.number:
             return
