@@ -86,10 +86,11 @@ class PeerDaemon:
         parts = ComputeParts(
             config=config,
             data=data,
-            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep),
+            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep, options.fault),
             device=options.device,
             basis_DK=options.basis_DK,
             gradients=options.gradients,
+            fault=options.fault,
         )
         self._files = StageFiles(config, parts.checkpoints)
         self._parts = WorkerParts(

@@ -126,6 +126,7 @@ def peer_join(
     keep_gradients: Annotated[Path | None, typer.Option("--keep-gradients", hidden=True)] = None,
     verbose: Verbose = False,
     with_parent: Parent = None,
+    fault: Annotated[str | None, typer.Option("--fault", hidden=True)] = None,
 ) -> None:
     """Join a run, get a stage, and train until the run ends or Ctrl-C."""
     from peers.cli import peer as command
@@ -144,6 +145,7 @@ def peer_join(
         keep_gradients,
         verbose,
         with_parent,
+        fault,
     )
     raise typer.Exit(command.join(invite, options))
 
