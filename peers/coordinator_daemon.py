@@ -28,7 +28,7 @@ from peers.transport import (
     TransportLost,
 )
 from protocol.errors import BadFrame, NetworkError
-from protocol.events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
+from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
 from protocol.frame import Frame, Kind, parse_control
 from protocol.join_request import parse_join
 from protocol.manifest import Manifest
@@ -181,7 +181,7 @@ class CoordinatorDaemon:
                 executive.record.note((peer, executive.sessions[peer]), parse_wire(message))
                 executive.decide(Left(peer, "its daemon ended"))
             case _ if peer not in executive.membership.members:
-                executive.tell_stranger(peer, executive.last_word() or {"type": "unknown"})
+                executive.answer_stranger(peer)
             case "reports":
                 executive.reported(peer, parse_reports(message, self._stages))
             case kind:

@@ -12,7 +12,7 @@ from typing import Any
 
 from peers.step_reports import StepReport, WireTotals, is_hash
 from protocol.errors import BadFrame
-from protocol.events import Accused, Differs, End, Event, Failed, LeaveAsked, LostTrack
+from protocol.membership_events import Accused, Differs, End, Event, Failed, LeaveAsked, LostTrack
 from protocol.peer_report import LARGEST_STEP, LONGEST_PEER, PeerReport, is_count, is_text, parse_report
 from protocol.view import View
 

@@ -19,7 +19,7 @@ from peers.run_status import describe_peers
 from peers.step_reports import WireTotals
 from peers.transport import Transport
 from protocol.errors import UserError
-from protocol.events import (
+from protocol.membership_events import (
     Admit,
     Effect,
     End,
@@ -41,6 +41,7 @@ from protocol.view import View
 logger = logging.getLogger(__name__)
 
 REMEMBER_SECONDS = 30.0
+MOST_RELEASED = 1000
 SETTLE_SECONDS = 10.0  # without a new row, after which the end waits for no more reports
 
 
@@ -82,6 +83,7 @@ class Executive:
         self._transport, self._key, self._folder, self._observer = transport, key, folder, observer
         self._clock = clock
         self._served: dict[str, set[int]] = {}
+        self._released: set[str] = set()
         self._unstored: Issue | None = None
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
@@ -119,13 +121,15 @@ class Executive:
                     self._tell_all({"type": "notice", "text": text})
             case Release(peer):
                 self.journal.note("released", f"peer {short_peer(peer)} may go", peer=peer)
-                self.tell(peer, {"type": "released"})
+                self._released = {*self._released, peer} if len(self._released) < MOST_RELEASED else {peer}
+                self.tell_stranger(peer, {"type": "released"})
             case End():
                 self._closing, self._rowed = effect, self._clock()
                 self._settle()
 
     def _admit(self, peer: str) -> None:
         session = self.membership.members[peer].session
+        self._released.discard(peer)
         if self.sessions.get(peer) != session:
             self.sessions[peer] = session
             self.journal.note("join", f"peer {short_peer(peer)} joined", self.view is not None, peer=peer)
@@ -245,6 +249,11 @@ class Executive:
     def tell(self, peer: str, message: dict[str, Any]) -> None:
         """Send `peer` a control message."""
         self._transport.send(peer, control(message))
+
+    def answer_stranger(self, peer: str) -> None:
+        """Something came from one that is no member: what it was told last may have been lost."""
+        released = {"type": "released"} if peer in self._released else None
+        self.tell_stranger(peer, self.last_word() or released or {"type": "unknown"})
 
     def tell_stranger(self, peer: str, message: dict[str, Any]) -> None:
         """Send it to one that is no member, and forget it."""

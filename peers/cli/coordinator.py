@@ -16,7 +16,7 @@ from peers.run_folder import RunFolder
 from peers.screen import Screen
 from protocol.config import RunConfig
 from protocol.errors import UserError
-from protocol.events import End
+from protocol.membership_events import End
 from protocol.invite import Invite
 
 
