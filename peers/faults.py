@@ -67,7 +67,9 @@ class Fault:
         found = _FORM.fullmatch(text)
         phases = [phase.value for phase in Phase]
         if found is None or found[1] not in phases:
-            raise UserError(f"expected a fault PHASE@NUMBER[:kill|stop], PHASE one of {', '.join(phases)}, got {text!r}")
+            raise UserError(
+                f"expected a fault PHASE@NUMBER[:kill|stop], PHASE one of {', '.join(phases)}, got {text!r}"
+            )
         return cls(Phase(found[1]), int(found[2]), signal.SIGSTOP if found[3] == "stop" else signal.SIGKILL)
 
     def reached(self, phase: Phase, number: int) -> None:

@@ -1,0 +1,73 @@
+"""What each lost process cost: how long the run stood still, and when the coordinator had done with it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.membership import short_peer
+from swarm.director import Director, Done
+from swarm.processes import COORDINATOR, Swarm
+
+AFTER_SECONDS = 120.0  # how long after a death what the coordinator says of a peer is on account of it
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One process that was lost.
+
+    Attributes:
+        excluded: seconds until a view did without the peer, or it had joined anew; None: never.
+        why: the coordinator's words.
+        stood: seconds that the run stood still, beyond a usual step.
+    """
+
+    done: Done
+    excluded: float | None
+    why: str
+    stood: float
+
+
+def losses(director: Director) -> list[Loss]:
+    """What each death cost, in order."""
+    acts = [done for done in director.done if done.deadly or done.act.verb == "stop"]
+    usual = _usual(director.rows)
+    return [_loss(director, done, usual) for done in acts]
+
+
+def _loss(director: Director, done: Done, usual: float) -> Loss:
+    name, said = done.act.subject, None
+    if name != COORDINATOR:
+        said = _said_of(director.swarm, name, done.time)
+    excluded = None if said is None else said[0] - done.time
+    return Loss(done, excluded, "" if said is None else said[1], _stood(director.rows, done.time, usual))
+
+
+def _usual(rows: Sequence[tuple[float, int]]) -> float:
+    gaps = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in zip(rows, rows[1:], strict=False) if b[1] > a[1]]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def _stood(rows: Sequence[tuple[float, int]], time: float, usual: float) -> float:
+    """The longest time between two rows around `time` or soon after it, while steps that were under way came to an end."""
+    gaps = [b[0] - max(a[0], time) for a, b in zip(rows, rows[1:], strict=False) if time <= b[0] and a[0] <= time + 3.0]
+    return max(0.0, max(gaps, default=0.0) - usual)
+
+
+def _said_of(swarm: Swarm, name: str, time: float) -> tuple[float, str] | None:
+    """When, and in which words, a view did without the peer, after `time`."""
+    short = short_peer(peer_of(swarm, name))
+    for event in swarm.folder.noted():
+        soon = time <= event["time"] <= time + AFTER_SECONDS
+        if soon and event["kind"] == "view" and short in event["text"]:
+            return event["time"], event["text"].split(": ", 1)[1]
+    return None
+
+
+def peer_of(swarm: Swarm, name: str) -> str:
+    """The id of a peer; "" if it has none yet, or another one now."""
+    from peers.hivemind_node import prepare_identity
+
+    file = swarm.home(name) / "peer.id"
+    return str(prepare_identity(file)) if file.exists() else ""
