@@ -28,11 +28,11 @@ from peers.transport import (
     TransportLost,
 )
 from protocol.errors import BadFrame, NetworkError
-from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
 from protocol.frame import Frame, Kind, parse_control
 from protocol.join_request import parse_join
 from protocol.manifest import Manifest
 from protocol.membership import Terms
+from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
 from protocol.signing import SigningKey
 from protocol.stage_cost import stage_costs
 from protocol.view import Replica

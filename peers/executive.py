@@ -19,6 +19,9 @@ from peers.run_status import describe_peers
 from peers.step_reports import WireTotals
 from peers.transport import Transport
 from protocol.errors import UserError
+from protocol.frame import control
+from protocol.manifest import Manifest
+from protocol.membership import Membership, Phase
 from protocol.membership_events import (
     Admit,
     Effect,
@@ -31,9 +34,6 @@ from protocol.membership_events import (
     TurnAway,
     short_peer,
 )
-from protocol.frame import control
-from protocol.manifest import Manifest
-from protocol.membership import Membership, Phase
 from protocol.records import VIEW
 from protocol.signing import SigningKey
 from protocol.view import View

@@ -1,7 +1,7 @@
 """The peers that this one speaks to, by the newest view: it opens links to them, and drops those that are gone.
 
-Links to the stages beside it and to its own are opened with the view; those to others, for copies of a state, when there
-is something to say.
+Links to the stages beside it and to its own are opened with the view; those to others, for copies of a state, when
+there is something to say.
 """
 
 from __future__ import annotations

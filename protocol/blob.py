@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ MOST_CHUNKS = 20_000  # their digests must fit into one control message
 DIGEST_BYTES = 16
 _PREFIX = struct.Struct(f"<{DIGEST_BYTES}sI")
 PREFIX_BYTES = _PREFIX.size
+_DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
 
 class BlobKind(StrEnum):
@@ -96,15 +98,15 @@ class Meta:
             BadFrame: not of the form `to_json` gives.
         """
         try:
-            covers, losses, weights = value["covers"], value["losses"], value["weights"]
-            if not all(type(m) is int for m in covers) or not isinstance(weights, str) or len(weights) > 128:
+            covers, weights = tuple(value["covers"]), value["weights"]
+            pairs = tuple((m, _finite(loss)) for m, loss in value["losses"])
+            if not all(type(m) is int and m >= 0 for m in (*covers, *(m for m, _ in pairs))):
                 raise TypeError
-            pairs = tuple((m, float(loss)) for m, loss in losses)
-            if not all(type(m) is int and math.isfinite(loss) for m, loss in pairs):
+            if not isinstance(weights, str) or len(weights) > 128:
                 raise TypeError
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadFrame(f"expected covers, losses and weights of a blob, got {str(value)[:80]!r}") from error
-        return cls(tuple(covers), pairs, weights)
+        return cls(covers, pairs, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +140,10 @@ class Offer:
             size, digests = value["size"], tuple(value["digests"])
         except (LookupError, TypeError) as error:
             raise BadFrame(f"expected an offer, got {str(value)[:80]!r}") from error
-        if type(size) is not int or not 0 <= size < 1 << 40 or len(digests) != chunks_of(size):
+        # Without a byte there is no chunk, so no end of its fetch: nobody has a blob of nothing.
+        if type(size) is not int or not 0 < size < 1 << 40 or len(digests) != chunks_of(size):
             raise BadFrame(f"expected a size and a digest for each of its chunks, got {str(size)[:20]}, {len(digests)}")
-        if not all(isinstance(digest, str) and len(digest) == 2 * DIGEST_BYTES for digest in digests):
+        if not all(isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in digests):
             raise BadFrame(f"expected digests of {DIGEST_BYTES} bytes in hexadecimal")
         return cls.of(key, size, digests, meta)
 
@@ -197,8 +200,11 @@ def joined(offer: Offer, chunks: Sequence[Buffer]) -> Blob:
 
 
 def fits(offer: Offer, index: int, data: Buffer) -> bool:
-    """Whether `data` is chunk `index` of the offer."""
-    return 0 <= index < len(offer.digests) and _digest(data).hex() == offer.digests[index]
+    """Whether `data` is chunk `index` of the offer: an offer can name the digest of a chunk that is too long."""
+    if not 0 <= index < len(offer.digests):
+        return False
+    step = chunk_bytes(offer.size)
+    return len(data) == min(step, offer.size - index * step) and _digest(data).hex() == offer.digests[index]
 
 
 def pack_chunk(blob: bytes, index: int, data: Buffer) -> bytes:
@@ -216,6 +222,12 @@ def unpack_chunk(payload: Buffer) -> tuple[bytes, int, memoryview]:
         raise BadFrame(f"expected a chunk of at least {PREFIX_BYTES} bytes, got {len(payload)}")
     blob, index = _PREFIX.unpack(payload[:PREFIX_BYTES])
     return blob, index, memoryview(payload)[PREFIX_BYTES:]
+
+
+def _finite(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError
+    return float(value)
 
 
 def _digest(data: Buffer) -> bytes:

@@ -110,7 +110,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """The action could not be done with what `peer` had sent for it; nothing was changed by it."""
+    """F, B, APPLY or LOAD could not be done with what `peer` had sent for it; nothing was changed by it."""
 
     action: Action
     peer: str

@@ -5,6 +5,7 @@
                         +---- the donor went, refused, or nothing came -----+
 
 A donor that was asked in vain gets one chunk at a time until it answers again, so that it does not hold the rest up.
+After the second time it is no donor until it offers again: it may have given the blob up.
 A chunk whose digest is wrong is asked for again elsewhere; its donor is not asked for that blob any more.
 """
 
@@ -68,6 +69,10 @@ class Exchange:
     def forget(self, is_past: Callable[[BlobKey], bool]) -> None:
         """Neither keep nor fetch these any longer."""
         self._shelf = {name: kept for name, kept in self._shelf.items() if not is_past(kept.blob.key)}
+        self.abandon(is_past)
+
+    def abandon(self, is_past: Callable[[BlobKey], bool]) -> None:
+        """Do not fetch these any longer; what is on the shelf stays."""
         self._fetches = {name: fetch for name, fetch in self._fetches.items() if not is_past(fetch.offer.key)}
 
     def __len__(self) -> int:
@@ -90,10 +95,15 @@ class Exchange:
     # Fetching
 
     def fetch(self, offer: Offer, donor: str) -> list[AskChunk]:
-        """Get the blob, from this donor too. What it offered before under the same key does not hold any more."""
+        """Get the blob, from this donor too. What it offered before under the same key does not hold any more.
+
+        A fetch that has lost all its donors waits for another one of the same blob; one of another blob ends it, so
+        that there are never more fetches under a key than donors.
+        """
         for name, other in list(self._fetches.items()):
-            if other.offer.key == offer.key and name != offer.id and donor in other.donors:
-                self._part(other, donor)
+            if other.offer.key == offer.key and name != offer.id:
+                if donor in other.donors:
+                    self._part(other, donor)
                 if not other.donors:
                     del self._fetches[name]
         fetch = self._fetches.setdefault(offer.id, _Fetch(offer, deque(range(len(offer.digests)))))
@@ -127,15 +137,26 @@ class Exchange:
 
     def again(self) -> list[AskChunk]:
         """Nothing came for long: ask again for what is under way, others first."""
+        silent = {donor for fetch in self._fetches.values() for donor in fetch.under_way.values()}
         for fetch in self._fetches.values():
-            for donor in set(fetch.under_way.values()):
-                self._in_vain.add(donor)
-                self._give_back(fetch, donor)
+            for donor in sorted(silent & {*fetch.under_way.values()}):
+                if donor in self._in_vain:
+                    self._part(fetch, donor)
+                else:
+                    self._give_back(fetch, donor)
+        self._in_vain |= silent
+        return self._ask()
+
+    def link_back(self, donor: str) -> list[AskChunk]:
+        """The link to `donor` was lost and is back: ask it again for what was under way."""
+        for fetch in self._fetches.values():
+            self._give_back(fetch, donor)
         return self._ask()
 
     def keep_peers(self, peers: Iterable[str]) -> list[AskChunk]:
         """Only these are left in the run: what was asked of others is asked elsewhere."""
         present = set(peers)
+        self._in_vain &= present
         for fetch in self._fetches.values():
             for donor in [donor for donor in fetch.donors if donor not in present]:
                 self._part(fetch, donor)
@@ -152,6 +173,10 @@ class Exchange:
             if fetch.offer.key == key and donor in fetch.donors:
                 self._part(fetch, donor)
         return self._ask()
+
+    def is_fetching(self, blob: bytes) -> bool:
+        """Whether anybody is being asked for this very blob."""
+        return blob in self._fetches and bool(self._fetches[blob].donors)
 
     def has_donors(self, key: BlobKey) -> bool:
         """Whether anybody is being asked for it."""

@@ -27,7 +27,7 @@ def vacate(run: RunState, peers: Collection[str], reason: str, follow: bool = Fa
         if stage in dying:
             run.dead.setdefault(stage, f"stage {stage} lost its peer {short_peer(peer)}: {reason}")
     for peer in seats:
-        run.members[peer].seat(None, 0)
+        run.members[peer].unseat()
     kept = {peer: stage for peer, stage in seats.items() if stage not in dying}
     if not kept:
         return []
@@ -35,7 +35,7 @@ def vacate(run: RunState, peers: Collection[str], reason: str, follow: bool = Fa
     start = run.margin_step
     for peer, stage in kept.items() if follow and start < view.last_step and not roster.blind else ():
         changed = with_learner(changed, stage, peer, run.members[peer].addresses, start)
-        run.members[peer].seat(stage, run.next_view)
+        run.members[peer].seat(stage, run.next_view, start)
     who = ", ".join(f"peer {short_peer(peer)} of stage {stage}" for peer, stage in kept.items())
     return run.issue(changed, f"{who} {'starts anew' if follow else 'is out'}: {reason}")
 

@@ -93,9 +93,9 @@ class Replication:
         late = self._place.others() if self._applying != self._place.newest.number else followers
         return [] if total is None else self._offer(total, late)
 
-    def halt(self) -> None:
-        """This step cannot be applied with what the others gave."""
-        self._halted = True
+    def spoiled(self) -> None:
+        """The parts could not be added up. Nor can they be again, unless a view has made them new meanwhile."""
+        self._halted = self._applying == self._place.newest.number
 
     def view_changed(self) -> list[Effect]:
         """Parts are of one view; offer again what still holds."""
@@ -103,6 +103,8 @@ class Replication:
         self._offers.clear()
         self._gone.clear()
         self._halted = False
+        covers = {tuple(place.routed(step, peer)) for peer in place.group(step)}
+        self._parts = {name: part for name, part in self._parts.items() if part.offer.meta.covers in covers}
         effects: list[Effect] = []
         if self._own is not None:
             if self._own.offer.meta.covers == tuple(place.routed(step)) and place.peer in place.group(step):
@@ -137,7 +139,10 @@ class Replication:
         covers = tuple(place.routed(offer.key.step, event.peer))
         if offer.meta.covers != covers:
             return [Refuse(event.peer, f"expected a part of microbatches {covers}, got {offer.meta.covers}")]
+        before = self._offers.pop(event.peer, offer)
         self._offers[event.peer] = offer
+        if before.id not in {other.id for other in self._offers.values()}:
+            self._parts.pop(before.id, None)
         return [] if offer.id in self._parts else [*self._exchange.fetch(offer, event.peer)]
 
     def _total_offered(self, event: Offered) -> list[Effect]:
@@ -173,7 +178,7 @@ class Replication:
         self._gone.add(event.peer)
         asks: list[Effect] = [*self._exchange.refused(event.peer, event.key)]
         others = {peer for peer in place.group(step) if peer != place.peer}
-        if step in self._totals or not others <= self._gone or self._exchange.has_donors(event.key):
+        if not others or step in self._totals or not others <= self._gone or self._exchange.has_donors(event.key):
             return asks
         return [*asks, LostTrack(f"nobody keeps the total of step {step} at stage {place.stage} any more")]
 
@@ -189,16 +194,22 @@ class Replication:
         return [(peer, key) for peer in group if peer != place.peer and self._part_of(peer) is None]
 
     def wants(self) -> list[Effect]:
-        """Questions for what is awaited: who has applied the step meanwhile offers the total instead of a part."""
-        number = self._place.newest.number
-        awaited = [] if self._place.applied + 1 in self._totals else self.awaited()
-        return [WantBlob(peer, number, key) for peer, key in awaited]
+        """Questions for what is awaited and not on its way."""
+        place, step = self._place, self._place.applied + 1
+        if step in self._totals or self._exchange.has_donors(BlobKey(BlobKind.TOTAL, place.stage, step)):
+            return []
+        return [WantBlob(peer, place.newest.number, key) for peer, key in self.awaited() if not self._comes_from(peer)]
 
     # Parts
 
     def _part_of(self, peer: str) -> Blob | None:
         offer = self._offers.get(peer)
         return None if offer is None else self._parts.get(offer.id)
+
+    def _comes_from(self, peer: str) -> bool:
+        """Whether the part of `peer` is being fetched. It is not if a chunk of it was wrong."""
+        offer = self._offers.get(peer)
+        return offer is not None and self._exchange.is_fetching(offer.id)
 
     def _late(self, peer: str, step: int) -> list[Effect]:
         key = BlobKey(BlobKind.TOTAL, self._place.stage, step)

@@ -21,6 +21,7 @@ class Member:
     Attributes:
         stage: where it serves or follows in the newest view; None: it waits for a place.
         since: the number of the view that gave it this place; what it reports of older ones does not count.
+        start: the step whose state it begins from there.
         applied: the newest step whose update it has; None: it has no state yet.
         away: why it is not counted on for now; "": it is.
         leaving: until when it may be kept; None: it does not want to go.
@@ -34,6 +35,7 @@ class Member:
     memory: int = 0
     stage: int | None = None
     since: int = 0
+    start: int = 0
     applied: int | None = None
     weights: str = ""
     microbatch_seconds: float | None = None
@@ -47,11 +49,16 @@ class Member:
         """The newest step that it has applied; 0 if it has no state."""
         return self.applied or 0
 
-    def seat(self, stage: int | None, view: int, applied: int | None = None) -> None:
-        """It gets a place, in view number `view`, or loses it."""
+    def seat(self, stage: int, view: int, start: int, applied: int | None = None) -> None:
+        """It gets a place, in view number `view`, with the state after step `start`."""
         if stage != self.stage:
             self.microbatch_seconds = None
-        self.stage, self.since, self.applied, self.weights, self.target = stage, view, applied, "", None
+        self.stage, self.since, self.start = stage, view, start
+        self.applied, self.weights, self.target = applied, "", None
+
+    def unseat(self) -> None:
+        """It loses its place. Where it is going stays."""
+        self.stage = self.applied = self.microbatch_seconds = None
 
     def take(self, report: PeerReport, view: View | None) -> bool:
         """Note its account. Whether it tells of a step, at the place that it has now."""
@@ -61,7 +68,7 @@ class Member:
             return False
         if report.microbatch_seconds is not None:
             self.microbatch_seconds = smoothed(self.microbatch_seconds, report.microbatch_seconds)
-        if report.applied is None or self.stage is None or report.applied < self.step:
+        if report.applied is None or self.stage is None or report.applied < max(self.step, self.start):
             return False
         self.applied, self.weights = report.applied, report.weights
         return True
@@ -70,7 +77,7 @@ class Member:
         """What must survive a restart of the coordinator."""
         return {
             "addresses": list(self.addresses), "session": self.session, "speed": self.speed, "memory": self.memory,
-            "stage": self.stage, "since": self.since,
+            "stage": self.stage, "since": self.since, "start": self.start,
         }  # fmt: skip
 
     @classmethod

@@ -36,10 +36,8 @@ def _retire(run: RunState) -> list[Effect]:
     reason = ", ".join(f"the share of peer {short_peer(peer)} has ended" for peer in out)
     effects = run.issue(without(run.view, out, past=True), reason)
     for peer in out:
-        target, leaving = run.members[peer].target, run.members[peer].leaving
-        run.members[peer].seat(None, 0)
-        run.members[peer].target = target
-        if leaving is not None:
+        run.members[peer].unseat()
+        if run.members[peer].leaving is not None:
             effects += [*losses.gone(run, [peer], "its owner stopped it"), Release(peer)]
     return effects
 
@@ -51,7 +49,7 @@ def _seat(run: RunState) -> list[Effect]:
     while (found := next_learner(run.roster, run.costs, start)) is not None:
         assert run.view is not None
         peer, stage = found
-        run.members[peer].seat(stage, run.next_view)
+        run.members[peer].seat(stage, run.next_view, start)
         view = with_learner(run.view, stage, peer, run.members[peer].addresses, start)
         effects += run.issue(view, f"peer {short_peer(peer)} follows stage {stage}, which needs it most")
     return effects

@@ -247,19 +247,26 @@ class StageMachine:
 
     def _spoiled(self, event: Spoiled) -> list[Effect]:
         void, self._void, self._running = self._void, False, None
-        if event.action.verb is Verb.APPLY:
-            self._replication.halt()
-        elif not void:
-            self._flow.spoiled(event.action)
+        effects: list[Effect] = []
+        match event.action.verb:
+            case Verb.APPLY:
+                self._replication.spoiled()
+                self._flow.reroute(None)  # by a view that came while it ran
+                effects += self._flow.wants()
+            case Verb.LOAD:
+                self._states.spoiled()
+            case Verb.FORWARD | Verb.BACKWARD if not void:
+                self._flow.spoiled(event.action)
         if event.peer in self._accused:
-            return []
+            return effects
         self._accused.add(event.peer)
-        return [Accuse(event.peer, event.reason)]
+        return [Accuse(event.peer, event.reason), *effects]
 
     def _stalled(self, peer: str | None) -> list[Effect]:
         if self.view is None:
             return []
-        effects: list[Effect] = [*self._exchange.again(), *self._states.wants()]
+        asks = self._exchange.again() if peer is None else self._exchange.link_back(peer)
+        effects: list[Effect] = [*asks, *self._states.wants()]
         if self.lacking:
             return effects
         effects += self._flow.wants(peer)

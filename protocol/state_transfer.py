@@ -60,7 +60,8 @@ class StateTransfer:
 
     def made(self, blob: Blob) -> list[Effect]:
         """The state is there to be handed out."""
-        audience, self._due = self._due, set()
+        audience = self._due & {replica.peer for replica in self._place.newest.peers()}
+        self._due = set()
         self._exchange.forget(lambda key: key.kind is BlobKind.STATE and self._is_unwanted(key))
         self._exchange.shelve(blob, audience)
         return self._offer(blob, audience)
@@ -72,7 +73,12 @@ class StateTransfer:
         if claimed != weights:
             return [LostTrack(f"the state of step {self._place.applied} has weights {weights}, offered were {claimed}")]
         self.lacking = False
+        self._kept.add(self.key)
         return [Ready(self._place.applied, weights)]
+
+    def spoiled(self) -> None:
+        """What was fetched cannot be loaded; it is asked for again after a stall."""
+        self._blob = None
 
     def view_changed(self) -> list[Effect]:
         """Who is there has changed."""
@@ -93,19 +99,24 @@ class StateTransfer:
         """Somebody has a state."""
         place, offer = self._place, event.offer
         key = offer.key
+        if key in self._kept:
+            return [SendTaken(event.peer, offer.id)]
         own = self.lacking and key == self.key
-        kept = key.stage != place.stage and place.peer in place.holders(key.stage, key.step)
+        kept = place.stage != key.stage <= place.last_stage and place.peer in place.holders(key.stage, key.step)
         if not own and not kept:
             return [Refuse(event.peer, f"this peer neither lacks nor keeps the {key.kind} of {key.stage}, {key.step}")]
         if offer.size != place.rules.blob_bytes(key):
             return [Refuse(event.peer, f"expected a state of {place.rules.blob_bytes(key)} bytes, got {offer.size}")]
-        if self._blob is not None or key in self._kept:
+        if own and self._blob is not None:
             return [SendTaken(event.peer, offer.id)]
+        if kept:  # those who had an older one have given it up too
+            self._exchange.abandon(lambda k: k.kind is BlobKind.STATE and k.stage == key.stage and k.step < key.step)
         return [*self._exchange.fetch(offer, event.peer)]
 
     def arrived(self, blob: Blob, donors: tuple[str, ...]) -> list[Effect]:
         """A state is here."""
         taken: list[Effect] = [SendTaken(donor, blob.offer.id) for donor in donors]
+        self._exchange.abandon(lambda key: key == blob.key)
         if self.lacking and blob.key == self.key:
             self._blob = blob
             return taken
@@ -139,7 +150,7 @@ class StateTransfer:
 
     def gone(self, event: BlobGone) -> list[Effect]:
         """Somebody who was asked has none."""
-        if not self.lacking or event.key != self.key:
+        if not self.lacking or event.key != self.key or event.peer not in self._place.sources(self._place.applied):
             return []
         asks: list[Effect] = [*self._exchange.refused(event.peer, event.key)]
         self._gone.add(event.peer)
@@ -161,4 +172,6 @@ class StateTransfer:
 
     def _is_unwanted(self, key: BlobKey) -> bool:
         """Whether a newer state takes its place: nobody begins from it any more."""
-        return key.stage == self._place.stage and key.step < self._place.applied and not self._place.newcomers(key.step)
+        place = self._place
+        beginners = {*place.newcomers(key.step)} & {*place.followers(place.applied + 1)}
+        return key.stage == place.stage and key.step < place.applied and not beginners

@@ -91,8 +91,8 @@ class StepState:
         return self._phases[microbatch]
 
     def accepts(self, microbatch: int, signal: Signal) -> bool:
-        """Whether `signal` moves `microbatch` on; if not, it is a repeat."""
-        return (self._phases[microbatch], signal) in _NEXT
+        """Whether `signal` moves `microbatch` on; if not, it is a repeat, or not of this replica."""
+        return microbatch in self and (self._phases[microbatch], signal) in _NEXT
 
     def move(self, microbatch: int, signal: Signal) -> Phase:
         """Move on.

@@ -18,6 +18,10 @@ def wait(run: RunState, now: float) -> list[Effect]:
     """Go on if those who are here can, or say what is missing."""
     if run.phase is Phase.RUNNING:
         run.phase, run.unsettled = Phase.WAITING, now
+    if run.stop is not None:
+        # A run that is to stop waits for nobody: its stages stand after unlike steps, and resume from a common one.
+        lost = _losses(run)
+        return run.finish(run.stop.failed or bool(lost), lost[0] if lost else run.stop.reason)
     candidates = _candidates(run)
     newest = _newest_allowed(run)
     held = {s for c in candidates for steps in c.held.values() for s in steps if newest is None or s <= newest} - {0}
@@ -51,8 +55,7 @@ def _newest_allowed(run: RunState) -> int | None:
 
 def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:
     silent = [(peer, m) for peer, m in run.members.items() if m.away and m.stage is not None]
-    lost = [run.dead[stage] for stage in sorted(run.dead)]
-    lost += [f"stage {m.stage} lost its peer {short_peer(p)}: {m.away}" for p, m in silent]
+    lost = _losses(run)
     hopeless = bool(run.dead) or any(run.detector.silence(p, now) > CEILING_SECONDS for p, _ in silent)
     if run.view is not None and run.terms.end_when_starved and lost and hopeless:
         return run.finish(True, lost[0])
@@ -63,6 +66,13 @@ def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:
     hopes = [f"or peer {short_peer(p)}, which may yet be heard again" for p, _ in silent]
     stages = tuple(sorted(set(run.roster.starved()) | set(run.dead))) or shortage.stages
     return _say(run, stages, "; ".join([f"the run waits: {shortage.reason}", *[t.split(":")[0] for t in lost], *hopes]))
+
+
+def _losses(run: RunState) -> list[str]:
+    """How stages lost their last peers, in words."""
+    lost = [run.dead[stage] for stage in sorted(run.dead)]
+    silent = [(peer, m) for peer, m in run.members.items() if m.away and m.stage is not None]
+    return lost + [f"stage {m.stage} lost its peer {short_peer(peer)}: {m.away}" for peer, m in silent]
 
 
 def _say(run: RunState, stages: tuple[int, ...], text: str) -> list[Effect]:
@@ -77,7 +87,7 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     out = [peer for peer, m in run.members.items() if m.away or m.leaving is not None]
     leavers: list[Effect] = [Release(peer) for peer in out if run.members[peer].leaving is not None]
     for peer in out:
-        run.members[peer].seat(None, 0)
+        run.members[peer].unseat()
     gone(run, out, "")
     run.dead.clear()
     run.pace.restart()
@@ -88,10 +98,11 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     run.next_epoch = view.epoch + 1
     run.say("waiting", "")
     for member in run.members.values():
-        member.seat(None, 0)
+        member.unseat()
+        member.target = None
     for stage, peers in enumerate(found.stages):
         for peer in peers:
-            run.members[peer].seat(stage, run.next_view, found.step)
+            run.members[peer].seat(stage, run.next_view, found.step, found.step)
     effects = [*run.issue(view, reason), *leavers]
     if found.step >= run.terms.last_step:
         effects += run.finish(False, f"all {run.terms.last_step} steps were done before")

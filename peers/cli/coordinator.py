@@ -16,8 +16,8 @@ from peers.run_folder import RunFolder
 from peers.screen import Screen
 from protocol.config import RunConfig
 from protocol.errors import UserError
-from protocol.membership_events import End
 from protocol.invite import Invite
+from protocol.membership_events import End
 
 
 def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tuple[RunConfig | None, RunFolder]:

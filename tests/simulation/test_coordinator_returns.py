@@ -235,6 +235,43 @@ def test_without_newcomers_a_starved_stage_ends_the_run(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+def test_a_run_that_is_to_stop_does_not_wait_for_a_lost_stage(tmp_path: Path) -> None:
+    """As when `launch` sees a process end, and asks for the stop before the coordinator has met the loss."""
+
+    async def scene(s: Scene) -> None:
+        daemon = s.coordinate()
+        s.peer("a"), s.peer("b")
+        s.train_to(5)
+        await until(lambda: s.steps()[-1:] == [5], "five rows")
+        daemon.stop()
+        s.peers["b"].tell({"type": "failed", "reason": "its disk broke", "fatal": False})
+        assert s.running is not None
+        end = await s.running
+        assert end.failed and "lost its peer b: its disk broke" in end.reason
+
+    play(scene, tmp_path)
+
+
+def test_a_stop_is_of_one_life_of_the_coordinator(tmp_path: Path) -> None:
+    """Killed while it wound down: who resumes the run wants it to go on."""
+
+    async def scene(s: Scene) -> None:
+        daemon = s.coordinate()
+        s.peer("a"), s.peer("b")
+        s.train_to(5)
+        await until(lambda: s.steps()[-1:] == [5], "five rows")
+        daemon.stop()
+        await until(lambda: len(numbers(s)) == 2, "the view that stops the run")
+        await s.kill_coordinator()
+        s.train_to(100)
+        stopped = s.peers["a"].view
+        assert stopped is not None and stopped.last_step < 100
+        s.coordinate(resume=True)
+        await until(lambda: s.steps()[-1:] == [100], "the run to go on")
+
+    play(scene, tmp_path)
+
+
 def test_a_view_that_cannot_be_stored_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = True
 

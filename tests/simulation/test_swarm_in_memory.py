@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compression.basis import random_basis
-from peers import coordinator_daemon, peer_daemon, stage_worker
+from peers import coordinator_daemon, patience, peer_daemon, stage_worker
 from peers.coordinator_daemon import CoordinatorDaemon
 from peers.discovery import fetch_manifest
 from peers.evaluate import evaluate
@@ -25,6 +25,7 @@ from peers.peer_daemon import PeerDaemon
 from peers.peer_options import PeerOptions
 from peers.run_folder import RunFolder
 from peers.verify import verify
+from protocol import detector, waiting
 from protocol.errors import RunFailed, UserError
 from protocol.invite import Invite
 from protocol.membership import End
@@ -67,6 +68,7 @@ class Swarm:
     gradients: Path | None = None
     stop_after: int | None = None
     basis_DK: torch.Tensor | None = None
+    newcomers: bool = True
 
     async def train(self) -> tuple[End, Quiet, list[Any]]:
         """Train to the end; the end, what was observed, and each peer's result."""
@@ -77,7 +79,9 @@ class Swarm:
             manifest, key = new_run(self.run.config, self.run.tokens, self.basis_DK)
             folder.create(manifest, key)
         transport = self.network.join("coordinator")
-        coordinator = CoordinatorDaemon(transport, manifest, key, folder, observer, self.last_step, self.resume)
+        coordinator = CoordinatorDaemon(
+            transport, manifest, key, folder, observer, self.last_step, self.resume, newcomers=self.newcomers
+        )
         await coordinator.publish_manifest()
         if self.stop_after is not None:
             self._stop_later(coordinator, observer)
@@ -178,8 +182,10 @@ def test_a_basis_moves_exactly_over_a_bad_network(
 
 def kept_basis(root: Path, peer: int, step: int) -> torch.Tensor:
     """The basis in the peer's checkpoint of `step`."""
-    (path,) = (root / "peers" / str(peer) / "checkpoints").glob(f"stage-*/step-{step:08d}.safetensors")
-    return load_file(path)["basis/U"]
+    paths = (root / "peers" / str(peer) / "checkpoints").glob(f"stage-*/step-{step:08d}.safetensors")
+    own, *copies = [load_file(path)["basis/U"] for path in sorted(paths)]
+    assert all(torch.equal(own, copy) for copy in copies)
+    return own
 
 
 def test_a_move_costs_its_bytes_and_no_others(small_run: Callable[..., Any], tmp_path: Path) -> None:
@@ -325,10 +331,13 @@ def test_bytes_of_zstd_are_those_sent(small_run: Callable[..., Any], tmp_path: P
 def test_a_peer_lost_ends_the_run_with_the_reason(
     small_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protocol.membership.LINK_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(detector, "BROKEN_FLOOR_SECONDS", 0.5)
+    monkeypatch.setattr(detector, "UNKNOWN_SECONDS", 1.0)
+    monkeypatch.setattr(detector, "FLOOR_SECONDS", 1.0)
+    monkeypatch.setattr(waiting, "CEILING_SECONDS", 2.0)
     run = small_run(train={"steps": 5000})
     network = MemoryNetwork(1)
-    swarm = Swarm(run, tmp_path, network, 5000, stop_after=2)
+    swarm = Swarm(run, tmp_path, network, 5000, stop_after=2, newcomers=False)
     swarm._stop_later = lambda coordinator, observer: setattr(  # type: ignore[method-assign]
         observer, "row", lambda row: network.crash("peer-1") if row["step"] == 2 else None
     )
@@ -339,9 +348,9 @@ def test_a_peer_lost_ends_the_run_with_the_reason(
         assert done, "the run did not notice the lost peer"
         return task.result()
 
-    monkeypatch.setattr(peer_daemon, "ORPHAN_SECONDS", 2.0)
+    monkeypatch.setattr(patience, "ORPHAN_SECONDS", 2.0)
     end, _, results = asyncio.run(bounded())
-    assert end.failed and "lost its peer" in end.reason and "connection" in end.reason
+    assert end.failed and "lost its peer" in end.reason and "nothing was heard from it" in end.reason
     assert any(isinstance(result, RunFailed) for result in results)
 
 
