@@ -2,8 +2,8 @@
 
     PHASE@NUMBER[:kill|stop]      reduction@12      donor@3:stop
 
-NUMBER is the step in whose work it happens; for `donor` and `newcomer` it counts chunks of states. A fault happens once.
-Peers are started without one, and `Fault()` never happens.
+NUMBER is the step in whose work it happens, or the next in which it can; for `donor` and `newcomer` it counts chunks of
+states. A fault happens once. Peers are started without one, and `Fault()` never happens.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Fault:
         return cls(Phase(found[1]), int(found[2]), signal.SIGSTOP if found[3] == "stop" else signal.SIGKILL)
 
     def reached(self, phase: Phase, number: int) -> None:
-        """The work is at `phase` of step `number`."""
-        if phase is self.phase and number == self.number:
+        """The work is at `phase` of the step `number`."""
+        if phase is self.phase and number >= self.number:
             self._happen()
 
     def before(self, verb: Verb, step: int) -> None:

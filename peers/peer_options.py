@@ -20,6 +20,7 @@ class PeerOptions:
         gradients: where to keep each step's gradients (for `--verify`; None: nowhere).
         basis_DK: the basis of a run that is given one, as this machine has it.
         fault: what is to happen to it, for tests.
+        load: where to tell how much is kept in memory (None: nowhere).
     """
 
     folder: Path
@@ -27,3 +28,4 @@ class PeerOptions:
     gradients: Path | None = None
     basis_DK: torch.Tensor | None = None
     fault: Fault = field(default_factory=Fault)
+    load: Path | None = None

@@ -127,6 +127,7 @@ def peer_join(
     verbose: Verbose = False,
     with_parent: Parent = None,
     fault: Annotated[str | None, typer.Option("--fault", hidden=True)] = None,
+    load_file: Annotated[Path | None, typer.Option("--load-file", hidden=True)] = None,
 ) -> None:
     """Join a run, get a stage, and train until the run ends or Ctrl-C."""
     from peers.cli import peer as command
@@ -146,6 +147,7 @@ def peer_join(
         verbose,
         with_parent,
         fault,
+        load_file,
     )
     raise typer.Exit(command.join(invite, options))
 

@@ -44,6 +44,7 @@ class JoinOptions:
     verbose: bool
     with_parent: int | None
     fault: str | None
+    load_file: Path | None
 
 
 def join(text: str, options: JoinOptions) -> int:
@@ -54,7 +55,7 @@ def join(text: str, options: JoinOptions) -> int:
     limit_threads(options.threads)
     device = choose_device(options.device)
     with held_folder(options.directory, Path("runs") / invite.run_id) as lock:
-        own = PeerOptions(lock.folder, device, options.keep_gradients, fault=fault)
+        own = PeerOptions(lock.folder, device, options.keep_gradients, fault=fault, load=options.load_file)
         return asyncio.run(_serve(invite, lock, own, options))
 
 

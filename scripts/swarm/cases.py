@@ -53,16 +53,30 @@ def _death(phase: Phase, stage: int) -> Case:
 
 def _others(places: list[int]) -> list[Case]:
     first, middle, last = places[0], places[len(places) // 2], places[-1]
-    return [
-        Case("stopped in the reduction", f"stopped {middle}a; wait 30; continue {middle}a", {f"{middle}a": "reduction@{5}:stop"}),
-        Case("stopped and suspected wrongly", f"step {{5}}; stop {middle}b; wait 7; continue {middle}b"),
-        Case("stopped and excluded wrongly", f"step {{5}}; stop {middle}b; wait 30; continue {middle}b"),
-        Case("coordinator killed", "step {5}; kill coordinator; wait 5; start coordinator"),
-        Case("coordinator and a peer killed", f"step {{5}}; kill coordinator; kill {last}a; wait 5; start coordinator; wait 5; start {last}a"),
-        Case("donor killed", f"step {{3}}; kill {middle}a; wait 1; renew {middle}a; gone {middle}b; wait 2; start {middle}b", {f"{middle}b": "donor@2"}),
-        Case("newcomer killed", f"step {{3}}; kill {middle}a; renew {middle}a newcomer@2; gone {middle}a; start {middle}a"),
-        Case("both replicas, one comes back", f"step {{15}}; kill {middle}a; kill {middle}b; wait 3; start {middle}a"),
-        Case("both replicas, two newcomers", f"step {{15}}; kill {first}a; kill {first}b; start new-1; start new-2"),
-        Case("left by SIGINT", f"step {{5}}; interrupt {last}a"),
-        Case("one more joins", "step {3}; start new-1"),
-    ]  # fmt: skip
+    scripts = {
+        "stopped and suspected wrongly": f"step {{5}}; stop {middle}b; wait 7; continue {middle}b",
+        "stopped and excluded wrongly": f"step {{5}}; stop {middle}b; wait 30; continue {middle}b",
+        "coordinator killed": "step {5}; kill coordinator; wait 5; start coordinator",
+        "coordinator and a peer killed": (
+            f"step {{5}}; kill coordinator; kill {last}a; wait 5; start coordinator; wait 5; start {last}a"
+        ),
+        "both replicas, one comes back": f"step {{15}}; kill {middle}a; kill {middle}b; wait 3; start {middle}a",
+        "both replicas, two newcomers": f"step {{15}}; kill {first}a; kill {first}b; start new-1; start new-2",
+        "left by SIGINT": f"step {{5}}; interrupt {last}a",
+        "one more joins": "step {3}; start new-1",
+    }
+    reduction = Case(
+        "stopped in the reduction",
+        f"stopped {middle}a; wait 30; continue {middle}a",
+        {f"{middle}a": "reduction@{5}:stop"},
+    )
+    donor = Case(
+        "donor killed",
+        f"step {{3}}; kill {middle}a; wait 1; renew {middle}a; gone {middle}b; wait 2; start {middle}b",
+        {f"{middle}b": "donor@2"},
+    )
+    newcomer = Case(
+        "newcomer killed",
+        f"step {{3}}; kill {middle}a; renew {middle}a newcomer@2; gone {middle}a; start {middle}a",
+    )
+    return [reduction, donor, newcomer, *(Case(name, script) for name, script in scripts.items())]

@@ -1,4 +1,4 @@
-"""Whether a disturbed run is the undisturbed one: a row for each step with its loss, and the same parameters at the end."""
+"""Whether a disturbed run is as the undisturbed one: a row for each step, the same losses, the same parameters."""
 
 from __future__ import annotations
 

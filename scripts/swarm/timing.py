@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from protocol.membership import short_peer
 from swarm.director import Director, Done
@@ -45,13 +46,13 @@ def _loss(director: Director, done: Done, usual: float) -> Loss:
 
 
 def _usual(rows: Sequence[tuple[float, int]]) -> float:
-    gaps = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in zip(rows, rows[1:], strict=False) if b[1] > a[1]]
+    gaps = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(rows) if b[1] > a[1]]
     return statistics.median(gaps) if gaps else 0.0
 
 
 def _stood(rows: Sequence[tuple[float, int]], time: float, usual: float) -> float:
-    """The longest time between two rows around `time` or soon after it, while steps that were under way came to an end."""
-    gaps = [b[0] - max(a[0], time) for a, b in zip(rows, rows[1:], strict=False) if time <= b[0] and a[0] <= time + 3.0]
+    """The longest time between two rows around `time` or soon after it: steps that were under way come to an end first."""
+    gaps = [b[0] - max(a[0], time) for a, b in pairwise(rows) if time <= b[0] and a[0] <= time + 3.0]
     return max(0.0, max(gaps, default=0.0) - usual)
 
 
