@@ -20,15 +20,17 @@ SIGNALS = {
     "continue": signal.SIGCONT,
     "interrupt": signal.SIGINT,
 }
+WAITING = ("gone", "stopped")  # it is done by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An act at a time, seconds since the epoch."""
+    """An act at a time, seconds since the epoch, after `step`, to the one who was `peer` then."""
 
     act: Act
     time: float
     step: int
+    peer: str = ""
 
     @property
     def deadly(self) -> bool:
@@ -74,6 +76,8 @@ class Director:
 
     def _perform(self, act: Act) -> None:
         swarm, name = self.swarm, act.subject
+        if act.is_deed and act.verb not in WAITING:
+            self._note(act)
         match act.verb:
             case "step":
                 self._until(lambda: self.step >= float(name), f"step {name}", unless_ended=True)
@@ -89,8 +93,11 @@ class Director:
                 swarm.start(name, *options, fresh=act.verb == "renew")
             case verb:
                 swarm.signal(name, SIGNALS[verb])
-        if act.is_deed:
-            self.done.append(Done(act, time.time(), self.step))
+        if act.verb in WAITING:
+            self._note(act)
+
+    def _note(self, act: Act) -> None:
+        self.done.append(Done(act, time.time(), self.step, self.swarm.peer_id(act.subject)))
 
     def _until(self, done: Callable[[], bool], what: str, unless_ended: bool = False) -> None:
         while not done():

@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class Swarm:
     """The processes. As a context manager it ends them all, whatever happened to them, and tidies their folders up."""
 
-    def __init__(self, root: Path, wait_for: int, last_step: int) -> None:
+    def __init__(self, root: Path, wait_for: int, last_step: int | None) -> None:
         self.root, self.folder = root, RunFolder(root / "run")
         self.mark = uuid.uuid4().hex
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -63,15 +63,16 @@ class Swarm:
     def open(self, config: Path) -> None:
         """Start the coordinator of a new run."""
         self._start(COORDINATOR, ["coordinator", "start", str(config), "--dir", str(self.folder.root), *self._terms()])
-        self._await_invite()
+        self._await_invite(0.0)
 
     def start(self, name: str, *options: str, fresh: bool = False) -> None:
         """Start a peer, or the coordinator of a run that was begun. `fresh`: with an empty folder."""
         if name in self.running and self.running[name].poll() is None:
             raise UserError(f"expected {name} to be gone before it is started, it runs")
         if name == COORDINATOR:
+            old = self._invited()
             self._start(name, ["coordinator", "start", "--resume", str(self.folder.root), *self._terms()])
-            self._await_invite()
+            self._await_invite(old)
             return
         if fresh:
             self._tidy(name)
@@ -80,8 +81,13 @@ class Swarm:
         invite = self.folder.invite.read_text().strip()
         self._start(name, ["peer", "join", invite, "--dir", str(self.home(name)), "--threads", "1", "-v", *options])
 
+    def _invited(self) -> float:
+        """When the invite was written; 0: never."""
+        return self.folder.invite.stat().st_mtime if self.folder.invite.exists() else 0.0
+
     def _terms(self) -> list[str]:
-        return ["--host", "127.0.0.1", "--wait-for", str(self._wait_for), "--steps", str(self._last_step)]
+        steps = [] if self._last_step is None else ["--steps", str(self._last_step)]
+        return ["--host", "127.0.0.1", "--wait-for", str(self._wait_for), *steps]
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "ISTHMUS_SWARM": self.mark}
@@ -96,9 +102,10 @@ class Swarm:
                 start_new_session=True,
             )
 
-    def _await_invite(self) -> None:
+    def _await_invite(self, old: float) -> None:
+        """Until it says where it listens; before that no peer finds it."""
         coordinator = self.running[COORDINATOR]
-        while not self.folder.invite.exists():
+        while self._invited() == old:
             if coordinator.poll() is not None:
                 raise RunFailed(f"the coordinator did not start: {last_line(self.log(COORDINATOR))}")
             time.sleep(POLL_SECONDS)
@@ -113,6 +120,13 @@ class Swarm:
         if number == signal.SIGKILL and process is not None:
             process.wait()
 
+    def peer_id(self, name: str) -> str:
+        """The id of a peer, as the coordinator knows it; "" if it has none yet."""
+        from peers.hivemind_node import prepare_identity
+
+        file = self.home(name) / "peer.id"
+        return str(prepare_identity(file)) if name != COORDINATOR and file.exists() else ""
+
     def is_gone(self, name: str) -> bool:
         """Whether its process has ended."""
         process = self.running.get(name)
@@ -124,6 +138,13 @@ class Swarm:
             status = Path(f"/proc/{self.running[name].pid}/stat").read_text()
             return status.rsplit(")", 1)[1].split()[0] == "T"
         return False
+
+    def remove(self, name: str) -> None:
+        """Forget one that is gone, with its folder and what it said."""
+        self._tidy(name)
+        shutil.rmtree(self.home(name), ignore_errors=True)
+        (self.root / "logs" / f"{name}.txt").unlink(missing_ok=True)
+        del self.running[name]
 
     def end(self) -> None:
         """End what still runs, kindly first, and remove what killed ones left."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from rich.table import Table
-
-from peers.cli.common import console, say
+from peers.cli.common import say
 from swarm.chaos import Outcome
 from swarm.timing import Loss
 
 
 def say_outcome(outcome: Outcome) -> None:
     """All of it."""
-    console.print(_deeds(outcome))
-    if outcome.losses:
-        console.print(_losses(outcome.losses))
+    for line in _deeds(outcome):
+        say(line)
+    say("how long the run stood still, and when it did without the peer:")
+    for line in _losses(outcome.losses):
+        say(line)
     found = outcome.comparison
     say(
         f"{outcome.seconds:.0f} s, {outcome.count('view')} views, {outcome.count('join')} joins, "
@@ -32,22 +32,18 @@ def say_outcome(outcome: Outcome) -> None:
         say("all as in the undisturbed run, and nothing left behind")
 
 
-def _deeds(outcome: Outcome) -> Table:
+def _deeds(outcome: Outcome) -> Iterator[str]:
     """What was done, and what the coordinator decided, in the order of time."""
-    table = Table("time", "step", "done", "decided")
-    lines = [(done.time, str(done.step), str(done.act), "") for done in outcome.done]
-    lines += [(float(str(e["time"])), "", "", str(e["text"])) for e in outcome.events if e["kind"] != "notice"]
-    for time, step, deed, decided in sorted(lines):
-        table.add_row(datetime.fromtimestamp(time).strftime("%H:%M:%S.%f")[:-5], step, deed, decided)
-    return table
+    lines = [(done.time, f"step {done.step:<5} {done.act}") for done in outcome.done]
+    lines += [(float(str(e["time"])), f"           - {e['text']}") for e in outcome.events if e["kind"] != "notice"]
+    for time, text in sorted(lines):
+        yield f"{datetime.fromtimestamp(time).strftime('%H:%M:%S.%f')[:-5]}  {text}"
 
 
-def _losses(losses: Sequence[Loss]) -> Table:
-    table = Table("lost", "at step", "without it after", "the run stood still", "why")
+def _losses(losses: Sequence[Loss]) -> Iterator[str]:
     for loss in losses:
         excluded = "-" if loss.excluded is None else f"{loss.excluded:.1f} s"
-        table.add_row(str(loss.done.act), str(loss.done.step), excluded, f"{loss.stood:.1f} s", loss.why)
-    return table
+        yield f"{loss.done.act!s:<20} at step {loss.done.step:<5} out after {excluded:<8} {loss.stood:5.1f} s  {loss.why}"
 
 
 def matrix_line(name: str, outcome: Outcome) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from protocol.membership import short_peer
 from swarm.director import Director, Done
-from swarm.processes import COORDINATOR, Swarm
+from swarm.processes import Swarm
 
 AFTER_SECONDS = 120.0  # how long after a death what the coordinator says of a peer is on account of it
 
@@ -38,9 +38,7 @@ def losses(director: Director) -> list[Loss]:
 
 
 def _loss(director: Director, done: Done, usual: float) -> Loss:
-    name, said = done.act.subject, None
-    if name != COORDINATOR:
-        said = _said_of(director.swarm, name, done.time)
+    said = _said_of(director.swarm, done)
     excluded = None if said is None else said[0] - done.time
     return Loss(done, excluded, "" if said is None else said[1], _stood(director.rows, done.time, usual))
 
@@ -51,24 +49,20 @@ def _usual(rows: Sequence[tuple[float, int]]) -> float:
 
 
 def _stood(rows: Sequence[tuple[float, int]], time: float, usual: float) -> float:
-    """The longest time between two rows around `time` or soon after it: steps that were under way come to an end first."""
+    """The longest time between two rows around `time` or soon after: steps under way come to an end first."""
     gaps = [b[0] - max(a[0], time) for a, b in pairwise(rows) if time <= b[0] and a[0] <= time + 3.0]
     return max(0.0, max(gaps, default=0.0) - usual)
 
 
-def _said_of(swarm: Swarm, name: str, time: float) -> tuple[float, str] | None:
-    """When, and in which words, a view did without the peer, after `time`."""
-    short = short_peer(peer_of(swarm, name))
+def _said_of(swarm: Swarm, done: Done) -> tuple[float, str] | None:
+    """When, and in which words, a view did without the peer that was lost."""
     for event in swarm.folder.noted():
-        soon = time <= event["time"] <= time + AFTER_SECONDS
-        if soon and event["kind"] == "view" and short in event["text"]:
+        soon = done.time <= event["time"] <= done.time + AFTER_SECONDS
+        if soon and event["kind"] == "view" and _is_of(event["text"], done.peer):
             return event["time"], event["text"].split(": ", 1)[1]
     return None
 
 
-def peer_of(swarm: Swarm, name: str) -> str:
-    """The id of a peer; "" if it has none yet, or another one now."""
-    from peers.hivemind_node import prepare_identity
-
-    file = swarm.home(name) / "peer.id"
-    return str(prepare_identity(file)) if file.exists() else ""
+def _is_of(text: str, peer: str) -> bool:
+    lost = short_peer(peer) in text and any(words in text for words in ("is out", "starts anew"))
+    return bool(peer) and (lost or "goes on from step" in text)
