@@ -103,6 +103,18 @@ class Checkpoints:
             logger.warning("checkpoints of stage %d are written again, from step %d on", stage, step)
         return True
 
+    def forget_after(self, step: int) -> None:
+        """The run goes on from `step`: what was kept of later steps is of a future that was given up.
+
+        It would not do to keep it: the same steps come again, with other bits in the last places.
+        """
+        with self._writing:
+            for stage, steps in self.held().items():
+                for later in steps:
+                    if later > step:
+                        with suppress(OSError):  # a folder that cannot be written to; weights are compared anyway
+                            self._path(stage, later).unlink(missing_ok=True)
+
     def load(self, stage: int, step: int) -> dict[str, torch.Tensor]:
         """The state that `stage` had after `step`, on the CPU, with the bits that `save` was given.
 
@@ -178,10 +190,7 @@ class Checkpoints:
 
     def _prune(self, stage: int, newest: int) -> None:
         remove_temporary(self._path(stage, newest).parent)
-        steps = self.held().get(stage, [])
-        # Later steps than the one just written are of a future that a restart from an earlier step gave up.
-        kept = [step for step in steps if step <= newest][-self.keep :]
-        for step in set(steps) - set(kept):
+        for step in self.held().get(stage, [])[: -self.keep]:
             self._path(stage, step).unlink(missing_ok=True)
 
 

@@ -81,7 +81,7 @@ class CoordinatorDaemon:
         )
         self._reached = max((row["step"] for row in folder.rows()), default=0) if resume else 0
         membership = restored(self._memory, self._terms, False, clock(), self._reached)
-        self._executive = Executive(transport, manifest, key, folder, observer, membership, clock)
+        self._executive = Executive(transport, manifest, key, folder, observer, membership, self._needed, clock)
         self._publisher = RunPublisher(transport, manifest, key, clock)
         self._background = Background()
         self._heard: set[str] = set()

@@ -62,7 +62,10 @@ class Observer(Protocol):
 
 
 class Executive:
-    """The hands of `membership`. `view` is the newest view that is stored and sent; `ended` is done when all is."""
+    """The hands of `membership`, which begins the run with `needed` peers.
+
+    `view` is the newest view that is stored and sent; `ended` is done when all is.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Executive:
         folder: RunFolder,
         observer: Observer,
         membership: Membership,
+        needed: int,
         clock: Callable[[], float],
     ) -> None:
         self.membership, self.notice = membership, ""
@@ -81,7 +85,7 @@ class Executive:
         self.record = RunRecord(folder, manifest)
         self.journal = Journal(folder, observer.note)
         self._transport, self._key, self._folder, self._observer = transport, key, folder, observer
-        self._clock = clock
+        self._needed, self._clock = needed, clock
         self._served: dict[str, set[int]] = {}
         self._released: set[str] = set()
         self._unstored: Issue | None = None
@@ -116,7 +120,8 @@ class Executive:
                 self._issue()
             case Notice(text):
                 self.notice = text
-                self.journal.note("notice", text)
+                # While peers are awaited, their number is on the screen already.
+                self.journal.note("notice", text, self.view is not None or len(self.membership.members) >= self._needed)
                 if self.membership.phase is Phase.WAITING:
                     self._tell_all({"type": "notice", "text": text})
             case Release(peer):

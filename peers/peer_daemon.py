@@ -32,7 +32,7 @@ from peers.peer_inbox import PeerInbox
 from peers.peer_options import PeerOptions
 from peers.stage_compute import ComputeParts
 from peers.stage_files import StageFiles
-from peers.stage_worker import StageWorker, WorkerParts
+from peers.stage_worker import IDLE, StageWorker, WorkerParts
 from peers.step_reports import StepReport
 from peers.transport import (
     FrameReceived,
@@ -251,10 +251,11 @@ class PeerDaemon:
         view = View.from_json(open_record(record.encode(), VIEW, self._invite.coordinator_key))
         if self._view is not None and view.number <= self._view.number:
             return
-        if self._view is not None and view.epoch > self._view.epoch:
-            self._line.forget_after(view.restored)
-        self._view, self._record = view, record
         stage = view.stage_of(self._transport.peer_id)
+        if view.goes_back(self._view, self._transport.peer_id):
+            self._line.forget_after(view.restored)
+            await self._files.forget_after(view.restored)
+        self._view, self._record = view, record
         self._neighbours.changed(view, stage)
         former = self._worker
         if former is not None and not former.serves(view):
@@ -294,8 +295,7 @@ class PeerDaemon:
         self._send_report()
 
     def _send_report(self) -> None:
-        idle = {"epoch": 0, "stage": None, "applied": None, "weights": "", "idle": True, "done": 0}
-        state = {**idle, "microbatch_seconds": None} if self._worker is None else self._worker.state()
+        state = IDLE if self._worker is None else self._worker.state()
         broken = sorted(self._neighbours.broken - {self._line.peer})
         self._line.report(self._view, {**state, "broken": broken}, self._files.held())
 

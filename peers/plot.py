@@ -17,7 +17,8 @@ def plot_loss(rows: Sequence[Mapping[str, Any]], unigram_loss: float, title: str
     figure = Figure(figsize=(7, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps, losses = [row["step"] for row in rows], [row["loss"] for row in rows]
+    told = [row for row in rows if row["loss"] is not None]
+    steps, losses = [row["step"] for row in told], [row["loss"] for row in told]
     axes.plot(steps, losses, linewidth=1.0, color="#1f6f8b", alpha=0.45, label="loss of each step")
     axes.plot(steps, _smoothed(losses), linewidth=1.8, color="#1f6f8b", label="smoothed")
     axes.axhline(unigram_loss, color="#b5651d", linestyle="--", linewidth=1.2, label="unigram baseline")

@@ -33,14 +33,14 @@ class Screen:
         """Peers are awaited."""
         if present != self._present:
             self._present = present
-            self.say(f"peers: {present} of {needed}" + ("" if present < needed else ", one for each stage"))
+            self.say(f"peers: {present} of {needed}")
 
     def began(self, first_step: int, last_step: int) -> None:
         """All stages have a peer."""
         self._last_step = last_step
         form, width = self._config.boundary.form, self._config.boundary_width
         self.say(
-            f"all {self._config.pipeline.stages} stages have a peer; training from step {first_step} to {last_step}"
+            f"all {self._config.pipeline.stages} stages have peers; training from step {first_step} to {last_step}"
         )
         self.say(
             f"boundary: {form}, {width} of {self._config.model.dim} numbers per token; "
@@ -61,8 +61,9 @@ class Screen:
 
     def row(self, row: dict[str, Any]) -> None:
         """A step is done everywhere."""
+        loss = "unknown" if row["loss"] is None else f"{row['loss']:.4f}"
         numbers = (
-            f"loss {row['loss']:.4f}  {row['tokens_per_second']:,.0f} tokens/s  "
+            f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s  "
             f"{row['forward_bytes_per_token']:.1f}+{row['backward_bytes_per_token']:.1f} bytes/token  "
             f"{row['seconds']:.2f} s/step"
         )
@@ -107,6 +108,8 @@ class Screen:
                 ),
                 ("overhead", f"{100 * wire['overhead_fraction']:.2f} % of the payload (headers, control messages)"),
             ]
+        if wire["chunk_payload_bytes"]:
+            lines.append(("replicas", f"{wire['chunk_payload_bytes']:,} bytes of gradients, states and checkpoints"))
         lines += [("folder", str(folder)), ("plot", str(folder / "loss.png"))]
         for name, text in lines:
             self.say(f"  {name:<9} {text}")

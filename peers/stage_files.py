@@ -36,6 +36,11 @@ class StageFiles:
         """A checkpoint was written."""
         self._held = None
 
+    async def forget_after(self, step: int) -> None:
+        """The run goes on from `step`: drop what is of later ones."""
+        await asyncio.to_thread(self._checkpoints.forget_after, step)
+        self.changed()
+
     async def keep(self, blob: Blob) -> None:
         """Write the state of another stage."""
         key = blob.key

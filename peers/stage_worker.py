@@ -63,6 +63,11 @@ logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 10.0
 
+# What the coordinator is told of a peer without a stage.
+IDLE: dict[str, Any] = {
+    "epoch": 0, "stage": None, "applied": None, "weights": "", "idle": True, "done": 0, "microbatch_seconds": None,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:

@@ -15,7 +15,7 @@ The detector also watches itself: if nobody asked it for a while, its process sl
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -56,6 +56,7 @@ class Pulse:
     idle: bool = True
     done: int = 0
     worked: float = 0.0
+    _usual: float = 0.0
     _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
     _longest: float = 0.0
     _window: float = 0.0
@@ -68,6 +69,7 @@ class Pulse:
         if self._window >= HEARTBEAT_SECONDS / 2:
             self._gaps.append(self._longest)
             self._longest = self._window = 0.0
+            self._usual = _usual(self._gaps)
         self.heard, self.patient, self.broken = now, False, False
 
     def work(self, now: float, done: int, idle: bool) -> None:
@@ -84,10 +86,7 @@ class Pulse:
         """Seconds of silence after which it is excluded."""
         if self.patient:
             return CEILING_SECONDS
-        deadline = UNKNOWN_SECONDS if len(self._gaps) < GAPS_NEEDED else FLOOR_SECONDS
-        if self._gaps:
-            usual = statistics.fmean(self._gaps) + DEVIATIONS * statistics.pstdev(self._gaps)
-            deadline = max(deadline, usual, LONGEST_FACTOR * max(self._gaps))
+        deadline = max(UNKNOWN_SECONDS if len(self._gaps) < GAPS_NEEDED else FLOOR_SECONDS, self._usual)
         if self.broken or self.complaints:
             deadline = max(BROKEN_FLOOR_SECONDS, deadline / 2)
         return min(deadline, CEILING_SECONDS)
@@ -109,6 +108,12 @@ class Pulse:
         busy = now - self.worked
         stuck = f"it computes, but has finished nothing for {busy:.0f} s"
         return max(quiet, (busy / self.work_deadline, stuck))
+
+
+def _usual(gaps: deque[float]) -> float:
+    mean = math.fsum(gaps) / len(gaps)
+    deviation = math.sqrt(math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps))
+    return max(mean + DEVIATIONS * deviation, LONGEST_FACTOR * max(gaps))
 
 
 class Detector:

@@ -150,6 +150,7 @@ class Membership:
         match event:
             case Heard(peer, report):
                 run.detector.heard(peer, now)
+                run.members[peer].expected = False
                 return [] if report is None else self._report(peer, report, now)
             case LinkBroken(peer):
                 run.detector.link_broken(peer)
@@ -176,7 +177,7 @@ class Membership:
         member = run.members.get(peer)
         if member is not None and member.session == event.session:
             run.detector.heard(peer, now)
-            member.held, member.addresses = event.checkpoints, event.addresses
+            member.held, member.addresses, member.expected = event.checkpoints, event.addresses, False
             return [Admit(peer)]
         effects: list[Effect] = []
         if member is not None:
@@ -208,17 +209,29 @@ class Membership:
         run, member = self._run, self._run.members[peer]
         run.detector.worked(peer, now, report.done, report.idle)
         run.detector.complained(peer, report.broken)
+        ahead = self._ahead(peer, report.view)
         if not member.take(report, run.view):
-            return []
+            return ahead
         stage, step = member.stage, member.step
         assert stage is not None
         if any(r.peer == peer for r, _ in run.roster.workers(stage)):
             run.agreement.note(stage, step, member.weights)
         elif run.agreement.agrees(stage, step, member.weights) is False:
-            return losses.mistaken(run, peer, step)
-        run.reached = max(run.reached, run.roster.newest)
-        run.pace.note(run.roster.newest, now)
-        return []
+            return ahead + losses.mistaken(run, peer, step)
+        if not run.roster.blind:
+            if run.roster.newest > run.reached:
+                run.progressed = now
+            run.reached = max(run.reached, run.roster.newest)
+            run.pace.note(run.roster.newest, now)
+        return ahead
+
+    def _ahead(self, peer: str, view: int) -> list[Effect]:
+        if view < self._run.next_view:
+            return []
+        named = f"peer {short_peer(peer)} names view {view}, and the newest here is {self._run.next_view - 1}"
+        return self._run.say(
+            "ahead", f"{named}: is another coordinator running with this key, or is this folder an old copy?"
+        )
 
     def _failed(self, peer: str, reason: str, fatal: bool) -> list[Effect]:
         stage = self._run.members[peer].stage
@@ -235,15 +248,15 @@ class Membership:
         effects = losses.judge(run, now)
         if not run.stands:
             if run.phase is Phase.WAITING:
-                effects += self._wake()
+                effects += self._wake(now)
             effects += running.steer(run, now)
         if run.end is None and run.stands:
             effects += [*waiting.let_go(run, now), *waiting.wait(run, now)]
         return effects
 
-    def _wake(self) -> list[Effect]:
+    def _wake(self, now: float) -> list[Effect]:
         run = self._run
-        run.phase, run.waiting = Phase.RUNNING, ((), "")
+        run.phase, run.waiting, run.progressed = Phase.RUNNING, ((), ""), now
         return run.say("waiting", "the run goes on: those who were silent are heard again")
 
     # What is stored
@@ -282,11 +295,12 @@ class Membership:
         run.roster.view, run.phase = View.from_json(stored["view"]), Phase.RUNNING
         run.stop = None if stored["stop"] is None else StopAsked(*stored["stop"])
         run.stop_issued = run.stop is not None and run.roster.view.last_step < terms.last_step
-        run.winding, run.unsettled = str(stored["winding"]), now
+        run.winding, run.unsettled, run.progressed = str(stored["winding"]), now, now
         run.dead = {int(stage): str(how) for stage, how in stored["dead"].items()}
         run.planned_at = (run.roster.view.first_step, now)
         run.moved_at = run.roster.view.first_step
         for peer, member in stored["members"].items():
             run.roster.members[peer] = Member.from_json(member)
+            run.roster.members[peer].expected = True
             run.detector.expect(peer, now, patient=True)
         return found

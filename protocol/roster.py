@@ -23,6 +23,7 @@ class Member:
         since: the number of the view that gave it this place; what it reports of older ones does not count.
         start: the step whose state it begins from there.
         applied: the newest step whose update it has; None: it has no state yet.
+        expected: it was a member before the coordinator was restarted, and has not been heard since.
         away: why it is not counted on for now; "": it is.
         leaving: until when it may be kept; None: it does not want to go.
         target: the stage that it is being moved to.
@@ -40,6 +41,7 @@ class Member:
     weights: str = ""
     microbatch_seconds: float | None = None
     suspected: bool = False
+    expected: bool = False
     away: str = ""
     leaving: float | None = None
     target: int | None = None

@@ -87,7 +87,7 @@ def _hand_over(
 
 def _score(peer: str, weight: float, stage: int, step: int, microbatch: int) -> float:
     digest = hashlib.blake2b(f"{peer}/{stage}/{step}/{microbatch}".encode(), digest_size=8).digest()
-    uniform = (int.from_bytes(digest, "little") + 0.5) / 2**64
+    uniform = ((int.from_bytes(digest, "little") >> 12) + 0.5) / 2**52  # exact, so never 1, whose logarithm is 0
     return weight / -math.log(uniform)
 
 

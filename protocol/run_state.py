@@ -62,6 +62,7 @@ class RunState:
         dead: `dead[stage]` is how the stage lost its last peer.
         waiting: the stages that need a peer or a state, and what is waited for, in words.
         unsettled: since when more peers may still come with newer states.
+        progressed: when the newest step last grew, or the run last went on.
         planned_at, moved_at: the steps of the last plan and move, and the time of the last plan.
     """
 
@@ -83,6 +84,7 @@ class RunState:
     dead: dict[int, str] = field(default_factory=dict)
     waiting: tuple[tuple[int, ...], str] = ((), "")
     unsettled: float = 0.0
+    progressed: float = 0.0
     planned_at: tuple[int, float] = (0, 0.0)
     moved_at: int = 0
     end: End | None = None

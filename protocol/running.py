@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol import departure, losses
+from protocol import departure, losses, standstill
 from protocol.membership_events import Effect, Release, short_peer
 from protocol.run_state import RunState
 from protocol.steering import Calm, next_learner, next_plan
@@ -14,9 +14,13 @@ def steer(run: RunState, now: float) -> list[Effect]:
     assert run.view is not None
     if run.roster.blind:
         return []
-    if run.roster.applied_everywhere >= run.view.last_step:
+    stood = standstill.resolve(run, now)
+    if stood:
+        return stood
+    late = departure.overrun(run)
+    if not late and run.roster.applied_everywhere >= run.view.last_step:
         return departure.arrived(run, now)
-    effects = [*departure.wind_down(run), *departure.overrun(run), *_retire(run)]
+    effects = [*departure.wind_down(run), *late, *_retire(run)]
     if run.stop is not None or run.winding:
         return effects
     effects += [*_seat(run), *departure.part(run, now)]

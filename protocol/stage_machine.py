@@ -156,6 +156,7 @@ class StageMachine:
         stage = view.stage_of(self.peer)
         if stage is None or self.stage not in (-1, stage):
             return [Refuse("coordinator", f"view {view.number} has {stage} as this peer's stage, not {self.stage}")]
+        begins = self.view is None and view.epoch == 0  # nobody can have sent anything yet
         self._place.view, self._place.stage = view, stage
         self._accused.clear()
         if self._flow.state is None:
@@ -164,7 +165,7 @@ class StageMachine:
             self._void |= self._flow.reroute(None if self._running is None else self._running.action)
         effects: list[Effect] = [*self._exchange.keep_peers(replica.peer for replica in view.peers())]
         if not self.lacking:
-            effects += self._replication.view_changed() + self._flow.wants()
+            effects += self._replication.view_changed() + ([] if begins else self._flow.wants())
         return effects + self._states.view_changed() + self._replay_early()
 
     def _of_view(self, event: Arrived | Offered | Wanted | BlobWanted) -> list[Effect]:

@@ -139,11 +139,14 @@ def next_learner(roster: Roster, costs: Sequence[StageCost], start: int) -> tupl
     assert roster.view is not None
     if start >= roster.view.last_step:
         return None
-    for peer, member in roster.members.items():
-        if member.stage is not None or member.leaving is not None or member.away:
-            continue
-        others = [w for w in roster.resources(costs) if w.peer != peer]
-        stage = member.target if member.target is not None else neediest(costs, others, member.memory)
+    free = {
+        peer: member
+        for peer, member in roster.members.items()
+        if member.stage is None and member.leaving is None and not member.away and not member.expected
+    }
+    workers = roster.resources(costs) if free else []
+    for peer, member in free.items():
+        stage = member.target if member.target is not None else neediest(costs, workers, member.memory)
         if stage is None:
             continue
         fetching = [m for _, m in roster.learners(stage) if m.applied is None]

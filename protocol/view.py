@@ -12,12 +12,12 @@ stage stops after the same step. `epoch` counts how often the run went back to a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import RemoteError
 
+MOST_SHARE = 1e9  # sums and products of shares must stay finite
 _NUMBERS = ("number", "first_step", "last_step", "epoch", "restored")
 
 
@@ -77,6 +77,15 @@ class View:
                     return replica
         raise KeyError(peer)
 
+    def goes_back(self, former: View | None, peer: str) -> bool:
+        """Whether all begin again from `restored`, as `peer` sees it, whose newest view was `former`.
+
+        Who comes in mid-run, and has no former view, begins from a later state, and alone.
+        """
+        if former is not None:
+            return self.epoch > former.epoch
+        return self.stage_of(peer) is not None and self.replica(peer).start == self.restored
+
     def share(self, replica: Replica, step: int) -> float:
         """The weight of `replica` in `step`."""
         return replica.weight if step >= self.first_step else replica.before
@@ -126,8 +135,8 @@ class View:
         if view.number < 1 or view.first_step < 1 or view.restored < 0 or not stages or not alive:
             raise RemoteError(f"expected a view from number 1 with a replica for each stage, got {str(value)[:80]!r}")
         shares = [share for replicas in stages for r in replicas for share in (r.weight, r.before)]
-        if not all(0 <= share < math.inf for share in shares):
-            raise RemoteError(f"expected replicas of finite weight, at least 0, got {str(value)[:80]!r}")
+        if not all(0 <= share <= MOST_SHARE for share in shares):
+            raise RemoteError(f"expected replicas of a weight in 0..{MOST_SHARE:.0f}, got {str(value)[:80]!r}")
         return view
 
 

@@ -6,6 +6,7 @@ from protocol.assignment import Assignment, Candidate, Shortage, assign
 from protocol.detector import CEILING_SECONDS
 from protocol.losses import gone
 from protocol.membership_events import Effect, Release, short_peer
+from protocol.roster import Member
 from protocol.run_state import Phase, RunState
 from protocol.shares import shares
 from protocol.view import Replica, View
@@ -19,9 +20,7 @@ def wait(run: RunState, now: float) -> list[Effect]:
     if run.phase is Phase.RUNNING:
         run.phase, run.unsettled = Phase.WAITING, now
     if run.stop is not None:
-        # A run that is to stop waits for nobody: its stages stand after unlike steps, and resume from a common one.
-        lost = _losses(run)
-        return run.finish(run.stop.failed or bool(lost), lost[0] if lost else run.stop.reason)
+        return run.finish(True, f"{_losses(run)[0]}, while the run was to stop: {run.stop.reason}")
     candidates = _candidates(run)
     newest = _newest_allowed(run)
     held = {s for c in candidates for steps in c.held.values() for s in steps if newest is None or s <= newest} - {0}
@@ -37,11 +36,12 @@ def wait(run: RunState, now: float) -> list[Effect]:
     if found.step < best and now - run.unsettled < SETTLE_SECONDS:
         names = ", ".join(map(str, behind))
         return _say(run, behind, f"somebody may yet bring the state of stage {names} after step {best}")
+    run.progressed = now
     return _go_on(run, found)
 
 
 def _candidates(run: RunState) -> list[Candidate]:
-    present = {peer: m for peer, m in run.members.items() if not m.away and m.leaving is None}
+    present = {p: m for p, m in run.members.items() if not m.away and not m.expected and m.leaving is None}
     rates = {worker.peer: worker.speed for worker in run.roster.resources(run.costs)}
     return [Candidate(peer, m.held, m.stage, rates[peer], m.memory) for peer, m in present.items()]
 
@@ -54,8 +54,7 @@ def _newest_allowed(run: RunState) -> int | None:
 
 
 def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:
-    silent = [(peer, m) for peer, m in run.members.items() if m.away and m.stage is not None]
-    lost = _losses(run)
+    silent, lost = _silent(run), _losses(run)
     hopeless = bool(run.dead) or any(run.detector.silence(p, now) > CEILING_SECONDS for p, _ in silent)
     if run.view is not None and run.terms.end_when_starved and lost and hopeless:
         return run.finish(True, lost[0])
@@ -68,11 +67,15 @@ def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:
     return _say(run, stages, "; ".join([f"the run waits: {shortage.reason}", *[t.split(":")[0] for t in lost], *hopes]))
 
 
+def _silent(run: RunState) -> list[tuple[str, Member]]:
+    return [(peer, m) for peer, m in run.members.items() if m.away and m.stage is not None]
+
+
 def _losses(run: RunState) -> list[str]:
-    """How stages lost their last peers, in words."""
+    """How the stages that stand lost their peers."""
     lost = [run.dead[stage] for stage in sorted(run.dead)]
-    silent = [(peer, m) for peer, m in run.members.items() if m.away and m.stage is not None]
-    return lost + [f"stage {m.stage} lost its peer {short_peer(peer)}: {m.away}" for peer, m in silent]
+    lost += [f"stage {m.stage} lost its peer {short_peer(p)}: {m.away}" for p, m in _silent(run)]
+    return lost or [f"stage {stage} has nobody to work on its next steps" for stage in run.roster.starved()]
 
 
 def _say(run: RunState, stages: tuple[int, ...], text: str) -> list[Effect]:

@@ -55,16 +55,24 @@ def _show(manifest: Manifest, progress: dict[str, Any]) -> None:
     age = time.time() - progress["time"]
     stale = f" (as of {age:.0f} s ago: is the coordinator running?)" if age > STALE_SECONDS else ""
     say(f"run {manifest.run_id}: {progress['phase']}{stale}")
-    row = progress["row"]
-    if row:
-        say(
-            f"step {row['step']} of {progress['last_step']}, loss {row['loss']:.4f} nats "
-            f"(unigram baseline {manifest.unigram_loss:.3f}), {row['tokens_per_second']:,.0f} tokens/s, "
-            f"{row['forward_bytes_per_token']:.1f} + {row['backward_bytes_per_token']:.1f} bytes/token"
-        )
-    table = Table("stage", "peer", "steps applied", box=None)
+    if progress["notice"]:
+        say(str(progress["notice"]))
+    if progress["row"]:
+        say(_row(manifest, progress))
+    table = Table("stage", "peer", "role", "weight", "steps applied", box=None)
     unassigned = manifest.config.pipeline.stages
-    for member in sorted(progress["peers"], key=lambda m: unassigned if m["stage"] is None else m["stage"]):
-        stage = "waiting" if member["stage"] is None else str(member["stage"])
-        table.add_row(stage, short_peer(member["peer"]), str(member["step"]))
+    for peer in sorted(progress["peers"], key=lambda p: unassigned if p["stage"] is None else p["stage"]):
+        stage = "-" if peer["stage"] is None else str(peer["stage"])
+        role = peer["role"] + (", suspected" if peer["suspected"] and peer["role"] != "lost" else "")
+        table.add_row(stage, short_peer(peer["peer"]), role, f"{peer['weight']:g}", str(peer["step"]))
     console.print(table)
+
+
+def _row(manifest: Manifest, progress: dict[str, Any]) -> str:
+    row = progress["row"]
+    loss = "unknown" if row["loss"] is None else f"{row['loss']:.4f} nats"
+    return (
+        f"step {row['step']} of {progress['last_step']}, loss {loss} "
+        f"(unigram baseline {manifest.unigram_loss:.3f}), {row['tokens_per_second']:,.0f} tokens/s, "
+        f"{row['forward_bytes_per_token']:.1f} + {row['backward_bytes_per_token']:.1f} bytes/token"
+    )

@@ -53,8 +53,8 @@ def test_each_kind_survives(kind: Kind) -> None:
         (b"HT" + BYTES[2:], "expected a frame that starts with b'Is', got b'HT': not an Isthmus peer"),
         (BYTES[:2] + b"\x02" + BYTES[3:], "expected protocol version 1, got 2: install the run's release"),
         (BYTES[:2] + b"\x00" + BYTES[3:], "expected protocol version 1, got 0"),
-        (BYTES[:3] + b"\x00" + BYTES[4:], r"expected a frame kind in \[1, 2, 3\], got 0"),
-        (BYTES[:3] + b"\x04" + BYTES[4:], r"expected a frame kind in \[1, 2, 3\], got 4"),
+        (BYTES[:3] + b"\x00" + BYTES[4:], r"expected a frame kind in \[1, 2, 3, 4\], got 0"),
+        (BYTES[:3] + b"\x05" + BYTES[4:], r"expected a frame kind in \[1, 2, 3, 4\], got 5"),
     ],
 )
 def test_a_bad_header_names_what_was_expected_and_what_came(raw: bytes, message: str) -> None:

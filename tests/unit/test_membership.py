@@ -1,339 +1,844 @@
-"""The coordinator's decisions: who is in, when a peer is lost, where a run stops, what a resumed run starts from."""
+"""The coordinator's decisions: who is in, when a peer is lost, where a run stops, what it starts and goes on from."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from coordinator_story import Peer, Story
 
-from protocol.assignment import assign_stages
+from protocol.detector import BROKEN_FLOOR_SECONDS, CEILING_SECONDS, FLOOR_SECONDS, UNKNOWN_SECONDS
 from protocol.membership import (
-    LINK_GRACE_SECONDS,
-    SILENCE_SECONDS,
-    STOP_MARGIN_SECONDS,
+    MOST_MEMBERS,
+    Accused,
     Admit,
+    Differs,
     Effect,
     End,
-    Event,
+    Failed,
     Heard,
     Issue,
     JoinAsked,
+    LeaveAsked,
     Left,
     LinkBroken,
+    LostTrack,
     Membership,
+    Notice,
     Phase,
+    Release,
+    StageCost,
     StopAsked,
     Tick,
     TurnAway,
     short_peer,
 )
+from protocol.pace import MARGIN_SECONDS
 from protocol.view import Replica, View
 
 
-def join(peer: str, **held: list[int]) -> JoinAsked:
-    """`peer` asks to join; `s0=[5]` says that it holds stage 0 after step 5."""
-    return JoinAsked(peer, (f"/{peer}",), {int(stage[1:]): steps for stage, steps in held.items()})
+def story(*peers: str, stages: int = 2, **terms: object) -> Story:
+    """A run that goes on, with `peers` (one a stage at first) that all work."""
+    told = Story(stages, **terms)  # type: ignore[arg-type]
+    told.join(*peers)
+    if len(peers) > stages:
+        told.steps(8)
+        told.steps(8)
+    return told
 
 
-def feed(membership: Membership, *events: Event, now: float = 0.0) -> list[Effect]:
-    return [effect for event in events for effect in membership.handle(event, now)]
+def notices(effects: list[Effect]) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, Notice)]
 
 
-def running(stages: int = 2, last_step: int = 100, next_view: int = 1) -> Membership:
-    membership = Membership(stages, last_step, next_view)
-    feed(membership, *(join(f"p{stage}") for stage in range(stages)))
-    assert membership.phase is Phase.RUNNING
-    return membership
+def reasons(effects: list[Effect]) -> str:
+    return " | ".join(effect.reason for effect in effects if isinstance(effect, Issue))
 
 
-# Gathering
+# Before the first step
 
 
 def test_the_run_opens_with_its_first_view_when_every_stage_has_a_peer() -> None:
-    membership = Membership(2, 100)
-    assert feed(membership, join("ann")) == [Admit("ann")]
-    assert membership.phase is Phase.GATHERING and membership.view is None
-    view = View(1, 1, 100, ((Replica("ann", ("/ann",)),), (Replica("ben", ("/ben",)),)))
-    assert feed(membership, join("ben")) == [Admit("ben"), Issue(view)]
-    assert membership.phase is Phase.RUNNING and membership.view == view
+    told = Story(2, 100)
+    assert told.join("ann") == [Admit("ann"), Notice("stage 1 needs a peer; 1 more peers are awaited")]
+    assert told.membership.phase is Phase.WAITING and told.membership.view is None
+    assert told.membership.waiting[0] == (1,)
+    view = View(1, 1, 100, ((Replica("ann", ("/ann",)),), (Replica("ben", ("/ben",)),)), holders=((), ()))
+    assert told.join("ben") == [Admit("ben"), Issue(view, "every stage has a peer")]
+    assert told.membership.phase is Phase.RUNNING and told.membership.view == view
 
 
-def test_one_peer_more_than_stages_is_turned_away_with_the_reason() -> None:
-    membership = running(2)
-    assert feed(membership, join("late")) == [
-        TurnAway("late", "the run is full: 2 stages have 2 peers, and this release serves each stage by one")
-    ]
-    assert "late" not in membership.members
+def test_a_run_can_wait_for_more_peers_than_stages() -> None:
+    told = Story(2, 100, wait_for=4)
+    told.join("ann", "ben", "cat")
+    assert told.membership.view is None and told.membership.waiting == ((0, 1), "all stages wait for 1 more peers")
+    told.join("dan")
+    assert told.seats() == {0: ["ann", "cat"], 1: ["ben", "dan"]}
+    assert all(replica.weight == 1 for replica in told.issued()[0].peers()), "at the start all work at once"
 
 
 def test_a_join_that_comes_twice_takes_one_place_only() -> None:
-    membership = Membership(2, 100)
-    assert feed(membership, join("ann"), join("ann")) == [Admit("ann"), Admit("ann")]
-    assert membership.phase is Phase.GATHERING and list(membership.members) == ["ann"]
+    told = Story(2, 100)
+    told.join("ann")
+    assert told.join("ann") == [Admit("ann")], "nothing is said twice"
+    assert list(told.membership.members) == ["ann"]
 
 
-def test_asking_to_join_again_and_again_is_not_silence() -> None:
-    membership = Membership(2, 100)
-    for now in range(0, 300, 30):
-        feed(membership, join("ann"), now=float(now))
-        feed(membership, Tick(), now=float(now + 29))
-    assert list(membership.members) == ["ann"]
+def test_what_to_send_to_whom_admits_without_a_place() -> None:
+    told = story("ann", "ben")
+    assert told.membership.view_for("ann") == told.membership.view
+    assert told.membership.view_for("stranger") is None
 
 
-def test_a_member_that_did_not_get_the_first_view_gets_it_with_its_second_join() -> None:
-    membership = running(2)
-    assert membership.view is not None
-    assert feed(membership, join("p0")) == [Admit("p0"), Issue(membership.view)]
-    assert membership.view.number == 1, "the same view, not a new one"
+def test_a_peer_that_is_not_heard_while_the_run_waits_frees_its_place() -> None:
+    told = Story(2, 100)
+    told.join("ann")
+    told.kill("ann")
+    told.beat(UNKNOWN_SECONDS + 1)
+    assert not told.membership.members
+    told.join("ben", "cat")
+    assert told.seats() == {0: ["ben"], 1: ["cat"]}
 
 
-@pytest.mark.parametrize("event", [Left("ann", "its owner stopped it"), LinkBroken("ann"), Tick()], ids=str)
-def test_a_peer_lost_while_gathering_frees_its_place(event: Event) -> None:
-    membership = Membership(2, 100)
-    feed(membership, join("ann"))
-    assert feed(membership, event) == []
-    assert feed(membership, Heard("x"), Tick(), now=SILENCE_SECONDS + 1) == []
-    assert membership.members == {}
-    effects = feed(membership, join("ben"), join("cat"), now=100.0)
-    assert membership.phase is Phase.RUNNING and isinstance(effects[-1], Issue)
-    assert [replicas[0].peer for replicas in effects[-1].view.stages] == ["ben", "cat"]
+@pytest.mark.parametrize("event", [Left("ann", "its owner stopped it"), LeaveAsked("ann")], ids=str)
+def test_a_peer_that_goes_while_the_run_waits_frees_its_place(event: Left | LeaveAsked) -> None:
+    told = Story(2, 100)
+    told.join("ann")
+    assert (Release("ann") in told.feed(event)) is isinstance(event, LeaveAsked)
+    assert not told.membership.members
 
 
-def test_a_stop_while_gathering_ends_the_run_at_once() -> None:
-    membership = Membership(2, 100)
-    assert feed(membership, join("ann"), StopAsked(reason="enough")) == [Admit("ann"), End(0, False, "enough")]
-    assert feed(membership, join("ben")) == [TurnAway("ben", "the run has ended")]
+def test_a_stop_while_the_run_waits_ends_it_at_once() -> None:
+    told = Story(2, 100)
+    told.join("ann")
+    assert told.feed(StopAsked("enough")) == [End(0, False, "enough")]
+    assert told.join("ben") == [TurnAway("ben", "the run has ended")]
 
 
-# Running
+def test_who_has_too_little_memory_for_any_stage_is_turned_away_with_the_figures() -> None:
+    told = Story(costs=(StageCost(1, 3_000_000_000), StageCost(1, 2_000_000_000)))
+    (turned,) = [e for e in told.join("ann", memory=1_000_000_000) if isinstance(e, TurnAway)]
+    assert "it has 1.00 GB" in turned.reason and "about 2.00 GB" in turned.reason
+    told.join("ben", memory=2_500_000_000)
+    told.join("cat", memory=0)
+    assert told.seats() == {0: ["cat"], 1: ["ben"]}, "unknown memory is no hindrance; what fits decides"
 
 
-@pytest.mark.parametrize("peer", ["p0", "p1"])
-def test_a_peer_that_leaves_a_running_run_ends_it_and_is_named(peer: str) -> None:
-    membership = running(2)
-    feed(membership, Heard("p0", 7), Heard("p1", 6))
-    stage = int(peer[1])
-    assert feed(membership, Left(peer, "out of memory")) == [
-        End(6, True, f"stage {stage} lost its peer {peer}: out of memory")
+def test_a_run_has_room_for_so_many_peers() -> None:
+    told = Story(1, 10**6)
+    told.join(*(f"p{n}" for n in range(MOST_MEMBERS)))
+    assert [e for e in told.join("late") if isinstance(e, TurnAway)] == [
+        TurnAway("late", f"the run is full: it has {MOST_MEMBERS} peers")
     ]
-    assert membership.phase is Phase.ENDED
+
+
+def test_a_member_that_restarts_while_the_run_waits_comes_with_its_new_self() -> None:
+    told = Story(2, 100)
+    told.join("ann")
+    told.feed(JoinAsked("ann", ("/new",), session="other"))
+    told.join("ben")
+    assert [replica.addresses for replica in told.issued()[0].peers()] == [("/new",), ("/ben",)]
+
+
+# Newcomers
+
+
+def test_a_newcomer_follows_catches_up_and_enters() -> None:
+    told = story("ann", "ben")
+    told.steps(6)
+    told.join("cat")
+    view = told.membership.view
+    assert view is not None
+    cat = view.replica("cat")
+    assert (cat.weight, cat.before) == (0, 0) and cat.start > 6 and view.first_step == 1
+    told.steps(3)
+    assert told.shares(0)["cat"] == 0, "it has no state yet"
+    effects = told.steps(8)
+    assert "peer cat has caught up and enters stage 0" in reasons(effects)
+    (entry,) = told.issued(effects)
+    assert entry.replica("cat").weight == 1 and entry.replica("cat").before == 0
+    assert entry.first_step > view.replica("cat").start
+
+
+def test_a_newcomer_that_ends_with_other_weights_does_not_enter_and_is_turned_away_in_the_end() -> None:
+    told = story("ann", "ben")
+    told.steps(4)
+    told.peers["cat"] = Peer(twisted="?")
+    told.join("cat")
+    effects = told.steps(60)
+    assert "led to other weights" in reasons(effects)
+    assert told.shares(0) == {"ann": 1}
+    (turned,) = [e for e in effects if isinstance(e, TurnAway)]
+    assert turned.peer == "cat" and "is its hardware unlike theirs?" in turned.reason
+    assert told.join("cat") == [TurnAway("cat", turned.reason)]
+    assert Admit("cat") in told.restart("cat"), "another session begins anew"
+
+
+def test_a_learner_that_cannot_keep_up_starts_anew_and_is_turned_away_in_the_end() -> None:
+    told = story("ann", "ben")
+    told.steps(4)
+    told.join("cat")
+    (again,) = told.issued(told.feed(LostTrack("cat", "step 9 is not kept any more")))
+    assert again.replica("cat").weight == 0
+    told.feed(LostTrack("cat", "step 19 is not kept any more"))
+    effects = told.feed(LostTrack("cat", "step 29 is not kept any more"))
+    assert [e.peer for e in effects if isinstance(e, TurnAway)] == ["cat"]
+    assert told.seats() == {0: ["ann"], 1: ["ben"]}
+
+
+def test_newcomers_go_where_they_are_needed_most() -> None:
+    told = Story(costs=(StageCost(1), StageCost(3), StageCost(1)))
+    told.join("p0", "p1", "p2", "p3", "p4")
+    assert sorted(map(len, told.seats().values())) == [1, 1, 3]
+    assert len(told.seats()[1]) == 3
+
+
+def test_no_more_newcomers_fetch_the_state_at_once_than_can_be_kept_copies_for() -> None:
+    told = Story(1, 1000)
+    told.join("ann", "ben", "cat", "dan")
+    assert told.seats() == {0: ["ann", "ben", "cat"]}
+    told.steps(16)
+    assert told.seats() == {0: ["ann", "ben", "cat", "dan"]}
+
+
+def test_near_the_end_a_newcomer_has_nothing_to_do() -> None:
+    told = story("ann", "ben", last_step=20)
+    told.steps(18, seconds=0.1)
+    assert told.issued(told.join("cat")) == []
+    told.steps(2)
+    assert told.end == End(20, False, "all steps are done")
+
+
+# Losses
+
+
+def test_a_lost_replica_costs_its_microbatches_only_and_at_once() -> None:
+    told = story("ann", "ben", "cat")
+    before = told.membership.view
+    assert before is not None and told.shares(0) == {"ann": 1, "cat": 1}
+    effects = told.feed(Left("ann", "killed"))
+    (view,) = told.issued(effects)
+    assert "peer ann of stage 0 is out: killed" in reasons(effects)
+    lost = [r for r in view.stages[0] if not r.alive]
+    assert [(r.peer, r.lost, r.weight) for r in lost] == [("ann", view.number, 1)]
+    assert (view.first_step, view.epoch) == (before.first_step, before.epoch)
+    assert told.membership.phase is Phase.RUNNING
+
+
+def test_what_a_lost_replica_had_is_shared_anew_after_a_while() -> None:
+    told = story("ann", "ben", "cat")
+    told.feed(Left("ann", "killed"))
+    told.steps(60)
+    view = told.membership.view
+    assert view is not None
+    assert [r.peer for r in view.stages[0] if r.weight > 0] == ["cat"]
+    assert told.membership.phase is Phase.RUNNING
+
+
+def test_a_lost_learner_just_loses_its_entry() -> None:
+    told = story("ann", "ben")
+    told.join("cat")
+    (view,) = told.issued(told.feed(Left("cat", "killed")))
+    assert [r.peer for replicas in view.stages for r in replicas] == ["ann", "ben"]
+
+
+def test_silence_is_suspected_first_and_then_costs_the_place() -> None:
+    told = story("ann", "ben", "cat")
+    told.beat(20)
+    deadline = told.membership.deadline("ann")
+    assert FLOOR_SECONDS <= deadline < CEILING_SECONDS
+    told.kill("ann")
+    effects = told.beat(round(deadline / 2) + 2)
+    assert any("peer ann is suspected" in text for text in notices(effects)) and not told.issued(effects)
+    effects = told.beat(round(deadline / 2) + 2)
+    assert "peer ann of stage 0 is out: nothing was heard" in reasons(effects)
+
+
+def test_a_suspect_that_is_heard_again_keeps_its_place_and_that_is_said() -> None:
+    told = story("ann", "ben", "cat")
+    told.beat(20)
+    told.kill("ann")
+    told.beat(7)
+    told.peers["ann"].alive = True
+    effects = told.beat(4)
+    assert notices(effects) == ["peer ann is heard again"] and not told.issued(effects)
+
+
+def test_a_broken_link_shortens_the_deadline() -> None:
+    told = story("ann", "ben", "cat")
+    told.beat(20)
+    told.kill("ann")
+    told.feed(LinkBroken("ann"))
+    assert told.membership.deadline("ann") == BROKEN_FLOOR_SECONDS
+    effects = told.beat(BROKEN_FLOOR_SECONDS + 2)
+    assert "its link is broken" in reasons(effects)
+
+
+def test_a_replica_that_restarts_has_lost_its_state_and_becomes_a_learner() -> None:
+    told = story("ann", "ben", "cat")
+    views = told.issued(told.restart("ann"))
+    assert [r.lost for r in views[-1].stages[0] if r.peer == "ann"] == [views[0].number, 0]
+    assert views[-1].replica("ann").weight == 0
+    told.steps(16)
+    assert told.shares(0) == {"ann": 1, "cat": 1}
+
+
+def test_who_was_excluded_and_comes_back_is_a_newcomer() -> None:
+    told = story("ann", "ben", "cat")
+    told.kill("ann")
+    told.beat(70)
+    assert "ann" not in told.membership.members
+    assert told.report("ann") == [], "what it says is nothing yet"
+    told.peers["ann"].alive = True
+    told.join("ann")
+    told.steps(20)
+    assert told.shares(0) == {"ann": 1, "cat": 1}
 
 
 def test_what_strangers_do_changes_nothing() -> None:
-    membership = running(2)
-    assert feed(membership, Heard("x", 100), LinkBroken("x"), Left("x", "gone"), Heard("p0", 100)) == []
-    assert membership.phase is Phase.RUNNING
+    told = story("ann", "ben")
+    assert told.feed(Heard("x"), LinkBroken("x"), Left("x", "gone"), LeaveAsked("x"), LostTrack("x", "?")) == []
+    assert told.feed(Accused("x", "ann", "?"), Accused("ann", "x", "?"), Differs("x", 1, {}), Failed("x", "?")) == []
 
 
-def test_silence_ends_the_run_after_its_limit_and_not_before() -> None:
-    membership = running(2)
-    feed(membership, Heard("p0"), now=10.0)
-    assert feed(membership, Tick(), now=SILENCE_SECONDS) == []
-    (end,) = feed(membership, Tick(), now=SILENCE_SECONDS + 0.1)
-    assert end == End(0, True, f"stage 1 lost its peer p1: nothing was heard from it for {SILENCE_SECONDS:.0f} s")
+def test_a_fatal_failure_ends_the_run_with_its_reason() -> None:
+    told = story("ann", "ben", "cat")
+    told.feed(Failed("cat", "the loss is not finite", fatal=True))
+    assert told.end is not None and told.end.failed
+    assert told.end.reason == "stage 0 cannot go on: peer cat: the loss is not finite"
 
 
-def test_every_word_breaks_the_silence() -> None:
-    membership = running(2)
-    for now in range(30, 300, 30):
-        feed(membership, Heard("p0"), Heard("p1"), now=float(now))
-        assert feed(membership, Tick(), now=now + SILENCE_SECONDS - 1) == []
-    assert membership.phase is Phase.RUNNING
+def test_a_peer_that_computes_without_a_result_is_stuck() -> None:
+    told = story("ann", "ben", "cat")
+    for index in range(40):
+        told.peers["ann"].done += index < 10
+        for name in told.members():
+            told.report(name, idle=name != "ann")
+        told.feed(Tick(), seconds=1)
+    assert "has finished nothing" in reasons(told.effects)
+    assert told.seats()[0] == ["cat"]
 
 
-def test_a_broken_link_may_come_back_within_its_grace() -> None:
-    membership = running(2)
-    feed(membership, LinkBroken("p1"), now=1.0)
-    feed(membership, LinkBroken("p1"), now=10.0)
-    assert feed(membership, Tick(), now=1.0 + LINK_GRACE_SECONDS) == []
-    feed(membership, Heard("p1"), now=1.0 + LINK_GRACE_SECONDS)
-    assert feed(membership, Tick(), now=2.0 + LINK_GRACE_SECONDS) == []
-    feed(membership, LinkBroken("p1"), now=20.0)
-    assert feed(membership, Tick(), now=20.0 + LINK_GRACE_SECONDS) == []
-    (end,) = feed(membership, Tick(), now=20.1 + LINK_GRACE_SECONDS)
-    assert isinstance(end, End) and end.failed
-    assert end.reason == f"stage 1 lost its peer p1: its connection broke and did not come back in {15} s"
+def test_of_two_who_cannot_reach_each_other_the_dispensable_one_goes() -> None:
+    told = story("ann", "ben", "cat")
+    for _ in range(35):
+        for name in told.members():
+            told.report(name, broken={"ann": ("ben",), "ben": ("ann",)}.get(name, ()))
+        told.beat(1)
+        told.feed(Tick(), seconds=1)
+    assert "the run stood still" in reasons(told.effects) and "peer ben cannot reach it" in reasons(told.effects)
+    assert told.seats() == {0: ["cat"], 1: ["ben"]}
 
 
-def test_a_second_break_does_not_start_the_grace_anew() -> None:
-    membership = running(2)
-    feed(membership, LinkBroken("p1"), now=0.0)
-    feed(membership, LinkBroken("p1"), now=14.0)
-    assert [type(effect) for effect in feed(membership, Tick(), now=16.0)] == [End]
+def test_two_who_cannot_reach_each_other_and_are_both_needed_are_named() -> None:
+    told = story("ann", "ben")
+    for _ in range(35):
+        for name in told.members():
+            told.report(name, broken={"ann": ("ben",), "ben": ("ann",)}[name])
+        told.beat(1)
+        told.feed(Tick(), seconds=1)
+    (text,) = [text for text in notices(told.effects) if "stands still" in text]
+    assert "ann cannot reach ben" in text and "no stage concerned has a peer to spare" in text
 
 
-def test_the_run_ends_when_the_slowest_peer_has_applied_the_last_step() -> None:
-    membership = running(3, last_step=9)
-    assert feed(membership, Heard("p0", 9), Heard("p1", 9), Heard("p2", 8)) == []
-    assert membership.applied_everywhere == 8
-    assert feed(membership, Heard("p2", 9)) == [End(9, False, "all steps are done")]
-    assert feed(membership, Heard("p2", 9), Left("p0", "bye"), Tick(), StopAsked()) == [], "after the end, nothing"
+def test_a_peer_that_knows_a_newer_view_tells_of_another_coordinator() -> None:
+    told = story("ann", "ben")
+    assert told.report("ann", view=9) == [
+        Notice(
+            "peer ann names view 9, and the newest here is 1: is another coordinator running with this key, or is "
+            "this folder an old copy?"
+        )
+    ]
+    assert told.report("ann", view=9) == [], "once"
 
 
-def test_reports_out_of_order_do_not_take_steps_back() -> None:
-    membership = running(2)
-    feed(membership, Heard("p0", 5), Heard("p1", 5), Heard("p0", 3), Heard("p1"))
-    assert membership.applied_everywhere == 5
+# A stage without peers
 
 
-def test_a_member_that_restarted_has_lost_its_state_and_ends_a_running_run() -> None:
-    membership = Membership(2, 100)
-    feed(membership, *(JoinAsked(peer, (), session="1") for peer in ("ann", "ben")), Heard("ann", 4), Heard("ben", 4))
-    assert isinstance(feed(membership, JoinAsked("ben", (), session="1"))[-1], Issue), "only a repeated request"
-    (end,) = feed(membership, JoinAsked("ben", (), session="2"))
-    assert isinstance(end, End) and end.failed and end.step == 4 and "it restarted" in end.reason
+def test_a_stage_that_loses_its_last_peer_pauses_the_run_and_is_named() -> None:
+    told = story("ann", "ben")
+    told.steps(5)
+    effects = told.feed(Left("ben", "killed"))
+    assert told.membership.phase is Phase.WAITING and told.membership.waiting[0] == (1,)
+    assert notices(effects) == ["the run waits: stage 1 needs a peer; stage 1 lost its peer ben"]
+    assert told.beat(30) == [], "and said once"
 
 
-def test_a_member_that_restarts_while_gathering_comes_with_its_new_self() -> None:
-    membership = Membership(2, 100)
-    feed(membership, JoinAsked("ann", ("/old",), session="1"))
-    assert feed(membership, JoinAsked("ann", ("/new",), session="2")) == [Admit("ann")]
-    (*_, issue) = feed(membership, join("ben"))
-    assert isinstance(issue, Issue)
-    assert [replica.addresses for (replica,) in issue.view.stages] == [("/new",), ("/ben",)]
+def test_the_run_goes_on_by_itself_when_somebody_takes_the_place() -> None:
+    told = story("ann", "ben", checkpoint_every=4)
+    told.steps(10)
+    told.kill("ben")
+    told.feed(Left("ben", "killed"))
+    (view,) = told.issued(told.join("cat"))
+    assert (view.epoch, view.restored, view.first_step) == (1, 8, 9)
+    assert view.holders == (("ann",), ("ann",)), "both states are here: its own, and a copy"
+    assert all(replica.start == 8 for replica in view.peers())
+    told.steps(3)
+    assert told.membership.applied_everywhere == 11
+
+
+def test_a_surplus_replica_takes_the_place_at_once() -> None:
+    told = story("ann", "ben", "cat", checkpoint_every=4)
+    told.kill("ben")
+    effects = told.feed(Left("ben", "killed"))
+    (view,) = told.issued(effects)
+    assert view.epoch == 1 and view.restored == 16 and told.membership.phase is Phase.RUNNING
+    assert sorted(len(peers) for peers in told.seats().values()) == [1, 1]
+    assert "stage 1 lost its peer ben: killed; the run goes on from step 16" in reasons(effects)
+
+
+def test_without_a_state_that_all_stages_have_the_run_waits_rather_than_begin_again() -> None:
+    told = story("ann", "ben", checkpoint_every=4)
+    told.copies = False
+    told.steps(10)
+    told.kill("ben")
+    told.feed(Left("ben", "killed"))
+    effects = told.join("cat")
+    assert told.membership.phase is Phase.WAITING and not told.issued(effects)
+    assert "no step has checkpoints of all 2 stages" in told.membership.waiting[1]
+    assert "stage 1: none" in told.membership.waiting[1]
+    told.peers["ben"].alive = True
+    (view,) = told.issued(told.restart("ben"))
+    assert view.restored == 8 and view.stage_of("ben") == 1
+
+
+def test_before_the_first_checkpoint_the_run_begins_again() -> None:
+    told = story("ann", "ben")
+    told.steps(10)
+    told.feed(Left("ben", "killed"))
+    (view,) = told.issued(told.join("cat"))
+    assert (view.restored, view.epoch, view.holders) == (0, 1, ((), ()))
+
+
+def test_the_last_peer_of_a_stage_may_be_silent_and_come_back() -> None:
+    told = story("ann", "ben")
+    told.steps(5)
+    told.kill("ben")
+    effects = told.beat(90)
+    assert told.membership.phase is Phase.WAITING and not told.issued(effects)
+    assert any("which may yet be heard again" in text for text in notices(effects))
+    told.peers["ben"].alive = True
+    effects = told.beat(4)
+    assert told.membership.phase is Phase.RUNNING and not told.issued(effects)
+    assert "the run goes on: those who were silent are heard again" in notices(effects)
+    told.steps(2)
+    assert told.membership.applied_everywhere == 7
+
+
+def test_a_silent_last_peer_gives_way_to_somebody_who_is_here() -> None:
+    told = story("ann", "ben")
+    told.kill("ben")
+    told.beat(70)
+    (view,) = told.issued(told.join("cat"))
+    assert view.epoch == 1 and "ben" not in told.membership.members and told.seats() == {0: ["ann"], 1: ["cat"]}
+
+
+def test_of_two_silent_replicas_the_one_that_is_heard_goes_on_alone() -> None:
+    told = story("ann", "ben", "cat")
+    told.kill("ann", "cat")
+    told.beat(70)
+    assert told.membership.phase is Phase.WAITING and set(told.membership.members) == {"ann", "ben", "cat"}
+    told.peers["cat"].alive = True
+    told.beat(4)
+    assert told.membership.phase is Phase.RUNNING and told.seats()[0] == ["cat"]
+
+
+def test_who_restarted_as_the_last_of_its_stage_is_not_sent_the_view_that_still_names_it() -> None:
+    told = story("ann", "ben", checkpoint_every=4)
+    told.copies = False
+    told.steps(6)
+    told.peers["ben"].held.clear()
+    told.restart("ben")
+    assert told.membership.phase is Phase.WAITING
+    assert told.membership.view_for("ben") is None and told.membership.view_for("ann") is not None
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_where_nobody_new_will_come_a_lost_stage_ends_the_run(silent: bool) -> None:
+    told = story("ann", "ben", end_when_starved=True)
+    told.steps(5)
+    told.kill("ben")
+    if silent:
+        told.beat(CEILING_SECONDS + 5)
+    else:
+        told.feed(Left("ben", "out of memory"))
+    assert told.end is not None and told.end.failed and told.end.step == 5
+    assert told.end.reason.startswith("stage 1 lost its peer ben: " + ("" if silent else "out of memory"))
+
+
+def test_where_nobody_new_will_come_a_surplus_replica_still_can() -> None:
+    told = story("ann", "ben", "cat", end_when_starved=True)
+    told.kill("ben")
+    told.feed(Left("ben", "killed"))
+    assert told.membership.phase is Phase.RUNNING and told.end is None
+
+
+def test_a_sleep_of_the_coordinator_itself_is_nobodys_silence() -> None:
+    told = story("ann", "ben", "cat")
+    assert told.feed(Tick(), seconds=3600) == []
+    assert told.beat(4) == []
+
+
+# Unlike weights, accusations
+
+
+def test_of_unlike_weights_the_majority_stays() -> None:
+    told = story("ann", "ben", "cat", "dan", stages=1)
+    told.steps(20)
+    assert told.shares(0) == dict.fromkeys(["ann", "ben", "cat", "dan"], 1)
+    effects = told.feed(Differs("ann", 30, {"ann": "x", "ben": "y", "cat": "y", "dan": "y"}))
+    (view,) = told.issued(effects)
+    assert "its weights differ" in reasons(effects)
+    assert [r.weight for r in view.stages[0] if r.peer == "ann"] == [1, 0] and view.replica("ann").weight == 0
+    assert told.feed(Differs("cat", 30, {"ann": "x", "ben": "y", "cat": "y", "dan": "y"})) == [], "once is enough"
+    told.steps(20)
+    assert told.shares(0)["ann"] == 1, "it came back"
+
+
+def test_of_two_unlike_ones_the_first_in_the_view_stays() -> None:
+    told = story("ann", "ben", "cat")
+    (view,) = told.issued(told.feed(Differs("cat", 30, {"cat": "y", "ann": "x"})))
+    assert view.replica("cat").weight == 0 and view.replica("ann").weight == 1
+
+
+def test_who_differs_again_and_again_is_turned_away() -> None:
+    told = story("ann", "ben", "cat")
+    for _ in range(3):
+        effects = told.feed(Differs("ann", 30, {"ann": "x", "cat": "y"}))
+        if told.seats()[0] != ["ann"]:
+            told.steps(16)
+    (turned,) = [e for e in effects if isinstance(e, TurnAway)]
+    assert turned.peer == "cat" and "is its hardware unlike theirs?" in turned.reason
+
+
+def test_who_sends_what_cannot_be_used_loses_its_place() -> None:
+    told = story("ann", "ben", "cat")
+    effects = told.feed(Accused("ben", "cat", "a number is not finite"))
+    (turned,) = [e for e in effects if isinstance(e, TurnAway)]
+    assert turned == TurnAway("cat", "peer ben cannot use what it sent: a number is not finite")
+    assert told.seats() == {0: ["ann"], 1: ["ben"]}
+
+
+def test_the_last_of_a_stage_that_sends_what_cannot_be_used_ends_the_run() -> None:
+    told = story("ann", "ben")
+    told.feed(Accused("ann", "ben", "an id outside the vocabulary"))
+    assert told.end is not None and told.end.failed
+    assert (
+        told.end.reason == "stage 1 lost its peer ben: peer ann cannot use what it sent: an id outside the vocabulary"
+    )
+
+
+def test_who_accuses_one_after_the_other_is_wrong_itself() -> None:
+    told = story("a0", "b0", "a1", "b1", "a2", "a3", "a4")
+    told.steps(40)
+    stages = told.seats()
+    accuser, others = (stages[1][-1], stages[0]) if len(stages[0]) >= 4 else (stages[0][-1], stages[1])
+    assert len(others) >= 3 and len(stages[told.membership.members[accuser].stage or 0]) > 1
+    for accused in others[:3]:
+        effects = told.feed(Accused(accuser, accused, "noise"))
+    assert [e.peer for e in effects if isinstance(e, TurnAway)] == [accuser]
+    assert others[2] in told.membership.members
+
+
+def test_only_a_neighbour_can_be_accused() -> None:
+    told = story("ann", "ben", "cat", stages=3)
+    assert told.feed(Accused("ann", "cat", "?"), Accused("ann", "ann", "?")) == []
 
 
 # Stopping
 
 
 def test_one_absurd_report_does_not_stop_the_run_from_stopping() -> None:
-    membership = running(3, last_step=10_000)
-    feed(membership, Heard("p0", 10**9), Heard("p1", 5), Heard("p2", 5))
-    (issue,) = feed(membership, StopAsked(1.0))
-    assert isinstance(issue, Issue) and issue.view.last_step < 20
+    told = story("ann", "ben", "cat", stages=3, last_step=10_000)
+    told.steps(5)
+    told.report("ann", applied=9_000)
+    (view,) = told.issued(told.feed(StopAsked()))
+    assert view.last_step < 20
 
 
-@pytest.mark.parametrize("step_seconds", [0.0, 0.001, 0.3, 1.0, 60.0])
+@pytest.mark.parametrize("step_seconds", [0.05, 0.3, 1.0, 5.0])
 def test_a_stop_leaves_time_for_the_view_to_reach_everybody(step_seconds: float) -> None:
-    membership = running(2, last_step=10**6)
-    feed(membership, Heard("p0", 41), Heard("p1", 41))
-    first = membership.view
-    (issue,) = feed(membership, StopAsked(step_seconds))
-    assert isinstance(issue, Issue) and first is not None
-    assert replace(issue.view, number=first.number, last_step=first.last_step) == first, "only these two change"
-    assert issue.view.number == 2
-    # A peer may be in step 42 already; from then to the start of the step after the last, the margin must pass.
-    steps_between = issue.view.last_step - 42
-    assert steps_between >= 1
-    assert steps_between * max(step_seconds, 0.001) >= STOP_MARGIN_SECONDS
-    assert (steps_between - 1) * max(step_seconds, 0.001) < STOP_MARGIN_SECONDS, "and no longer than that"
+    told = story("ann", "ben", last_step=10**6)
+    told.steps(41, step_seconds)
+    first = told.membership.view
+    assert first is not None and told.membership.step_seconds == pytest.approx(step_seconds)
+    (view,) = told.issued(told.feed(StopAsked()))
+    assert replace(view, number=first.number, last_step=first.last_step) == first, "only these two change"
+    steps_between = view.last_step - 42  # somebody may be in step 42 already
+    assert steps_between >= 1 and steps_between * step_seconds >= MARGIN_SECONDS - 1e-6
+    assert (steps_between - 1) * step_seconds < MARGIN_SECONDS, "and no longer than that"
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_stopped_run_ends_at_its_new_last_step_with_the_reason_that_was_given(failed: bool) -> None:
-    membership = running(2)
-    (issue,) = feed(membership, StopAsked(1.0, "peer p0 was stopped by its owner", failed))
-    assert isinstance(issue, Issue)
-    last = issue.view.last_step
-    assert feed(membership, Heard("p0", last), Heard("p1", last - 1)) == []
-    assert feed(membership, Heard("p1", last)) == [End(last, failed, "peer p0 was stopped by its owner")]
-
-
-def test_a_stop_asked_twice_issues_one_view() -> None:
-    membership = running(2)
-    (issue,) = feed(membership, StopAsked(0.1, "first"), StopAsked(60.0, "second"))
-    assert isinstance(issue, Issue)
-    last = issue.view.last_step
-    assert feed(membership, Heard("p0", last), Heard("p1", last)) == [End(last, False, "first")]
+    told = story("ann", "ben")
+    told.steps(5)
+    (view,) = told.issued(told.feed(StopAsked("enough", failed), StopAsked("second")))
+    told.steps(20)
+    assert told.end == End(view.last_step, failed, "enough")
 
 
 def test_a_stop_near_the_end_lets_the_run_end_as_it_would() -> None:
-    membership = running(2, last_step=10)
-    feed(membership, Heard("p0", 7), Heard("p1", 7))
-    assert feed(membership, StopAsked(1.0, "stopped as asked", failed=True)) == []
-    assert membership.view is not None and membership.view.last_step == 10
-    assert feed(membership, Heard("p0", 10), Heard("p1", 10)) == [End(10, False, "all steps are done")]
+    told = story("ann", "ben", last_step=10)
+    told.steps(7)
+    assert told.feed(StopAsked("enough", failed=True)) == []
+    told.steps(3)
+    assert told.end == End(10, False, "all steps are done")
 
 
-def test_a_peer_lost_while_stopping_still_fails_the_run() -> None:
-    membership = running(2)
-    feed(membership, StopAsked())
-    (end,) = feed(membership, Left("p0", "killed"))
-    assert isinstance(end, End) and end.failed
+def test_a_last_step_that_somebody_passed_already_is_put_off() -> None:
+    told = story("ann", "ben")
+    told.steps(5)
+    (view,) = told.issued(told.feed(StopAsked()))
+    late = view.last_step + 1
+    told.report("ann", applied=late)
+    (later,) = told.issued(told.report("ben", applied=late))
+    assert later.last_step > late
 
 
-def test_view_numbers_have_no_gaps_also_across_restarts() -> None:
-    numbers = []
-    for expected in (1, 3, 5):
-        membership = running(2, next_view=expected)
-        assert membership.view is not None
-        numbers.append(membership.view.number)
-        feed(membership, join("p0"), join("p1"), join("stranger"), Heard("p0", 3))
-        feed(membership, StopAsked(), StopAsked())
-        numbers.append(membership.view.number)
-    assert numbers == [1, 2, 3, 4, 5, 6]
+def test_a_stage_lost_while_the_run_stops_fails_it() -> None:
+    told = story("ann", "ben")
+    told.steps(5)
+    told.feed(StopAsked())
+    told.feed(Left("ben", "killed"))
+    assert told.end is not None and told.end.failed and "stage 1 lost its peer ben: killed" in told.end.reason
 
 
-# Resuming
+# Leaving
+
+
+def test_who_leaves_is_drained_and_released() -> None:
+    told = story("ann", "ben", "cat")
+    effects = told.feed(LeaveAsked("ann"))
+    (view,) = told.issued(effects)
+    assert view.replica("ann").weight == 0 and view.replica("ann").before == 1
+    assert "peer ann leaves stage 0, as its owner asked" in reasons(effects)
+    assert Release("ann") not in effects
+    effects = told.steps(20)
+    assert Release("ann") in effects and told.seats() == {0: ["cat"], 1: ["ben"]}
+    assert told.membership.phase is Phase.RUNNING
+
+
+def test_a_learner_goes_at_once() -> None:
+    told = story("ann", "ben")
+    told.join("cat")
+    assert Release("cat") in told.feed(LeaveAsked("cat"))
+    assert told.seats() == {0: ["ann"], 1: ["ben"]}
+
+
+def test_the_last_of_a_stage_waits_for_a_substitute_that_is_sent_there() -> None:
+    told = story("ann", "ben", "cat")
+    effects = told.feed(LeaveAsked("ben"))
+    effects += told.steps(60)
+    assert "which needs it more" in reasons(effects)
+    assert Release("ben") in effects and told.membership.phase is Phase.RUNNING
+    assert [len(peers) for peers in told.seats().values()] == [1, 1]
+    assert all(view.epoch == 0 for view in told.issued()), "no step was lost"
+
+
+def test_where_nobody_can_take_its_place_the_run_is_wound_down_to_a_checkpoint_of_all() -> None:
+    told = story("ann", "ben")
+    told.steps(5)
+    effects = told.feed(LeaveAsked("ben"))
+    assert "peer ben, the last of stage 1, was stopped by its owner" in reasons(effects)
+    last = told.issued(effects)[-1].last_step
+    effects = told.steps(20)
+    assert Release("ben") in effects and told.membership.phase is Phase.WAITING
+    assert told.membership.waiting[0] == (1,) and told.end is None
+    (view,) = told.issued(told.join("cat"))
+    assert (view.restored, view.last_step, view.epoch) == (last, 1000, 1)
+
+
+def test_where_nobody_new_will_come_a_leaver_ends_the_run() -> None:
+    told = story("ann", "ben", end_when_starved=True)
+    told.steps(5)
+    told.feed(LeaveAsked("ben"))
+    told.steps(20)
+    assert told.end is not None and told.end.failed and "peer ben" in told.end.reason
+
+
+def test_a_leaver_is_not_kept_for_ever() -> None:
+    told = story("ann", "ben", "cat")
+    told.feed(LeaveAsked("ann"))
+    effects = told.beat(130)  # nobody steps, so its share cannot end
+    assert Release("ann") in effects and told.membership.phase is Phase.RUNNING
+
+
+def test_a_leaver_whose_copies_nobody_takes_goes_in_the_end() -> None:
+    told = story("ann", "ben")
+    told.copies = False
+    told.steps(5)
+    told.feed(LeaveAsked("ben"))
+    assert Release("ben") not in told.steps(20)
+    assert Release("ben") in told.beat(70)
+
+
+# Shares and moves
+
+
+def test_shares_follow_measured_speed() -> None:
+    told = story("ann", "ben", "cat")
+    told.peers["ann"].seconds, told.peers["ben"].seconds, told.peers["cat"].seconds = 0.1, 0.05, 0.3
+    told.steps(80)
+    assert told.shares(0) == pytest.approx({"ann": 1, "cat": 0.333})
+    assert "shares its work by measured speed" in reasons(told.effects)
+    views = len(told.issued())
+    told.peers["cat"].seconds = 0.28
+    told.steps(80)
+    assert len(told.issued()) == views, "a little jitter changes nothing"
+
+
+def test_a_peer_moves_to_a_stage_that_holds_the_run_up_and_says_why() -> None:
+    told = Story(2, 10_000)
+    told.join("a0", "b0", "a1", "b1")
+    told.steps(40)
+    told.feed(Left("b0", "killed"))
+    for _ in range(3):
+        told.join("c0")
+        told.steps(60)
+    assert {len(peers) for peers in told.seats().values()} == {2}
+    told.feed(Left(told.seats()[1][0], "killed"))
+    told.join("d0")
+    told.steps(60)
+    told.peers.pop("none", None)
+    seats = told.seats()
+    gone = seats[1]
+    told.join("e0", "f0")
+    told.steps(80)
+    for peer in [p for p in told.seats()[1] if p != gone[0]]:
+        told.feed(Left(peer, "killed"))
+    before = {stage: len(peers) for stage, peers in told.seats().items()}
+    assert before[0] >= 3 and before[1] == 1
+    effects = told.steps(150)
+    assert "stage 1 holds the run up" in reasons(effects)
+    assert {stage: len(peers) for stage, peers in told.seats().items()} == {0: before[0] - 1, 1: 2}
+    assert told.membership.applied_everywhere > 300, "nobody waited"
+
+
+# Resuming, and the coordinator's own death
+
+
+def resumed(stages: int = 2, last_step: int = 100, reached: int = 100) -> Story:
+    told = Story(stages, last_step, resume=True)
+    told.membership = Membership(told.terms, next_view=4, epoch=2, reached=reached)
+    return told
 
 
 def test_a_resumed_run_starts_after_the_newest_step_that_all_stages_have() -> None:
-    membership = Membership(2, 100, next_view=4, resume=True)
-    effects = feed(membership, join("ben", s1=[50, 100]), join("ann", s0=[50]))
-    stages = ((Replica("ann", ("/ann",)),), (Replica("ben", ("/ben",)),))
-    assert effects == [Admit("ben"), Admit("ann"), Issue(View(4, 51, 100, stages))]
-    assert membership.applied_everywhere == 50
-    feed(membership, Heard("ann", 51))
-    assert membership.applied_everywhere == 50
+    told = resumed(reached=60)
+    told.join("ben", held={1: [50]})
+    (view,) = told.issued(told.join("ann", held={0: [50]}))
+    assert (view.number, view.first_step, view.restored, view.epoch) == (4, 51, 50, 2)
+    assert told.seats() == {0: ["ann"], 1: ["ben"]}
+    assert view.holders == (("ann",), ("ben",))
+
+
+def test_a_copy_will_do_and_anyone_can_take_a_stage() -> None:
+    told = resumed(reached=60)
+    told.join("ann", held={0: [50], 1: [50]})
+    (view,) = told.issued(told.join("new"))
+    assert told.seats() == {0: ["ann"], 1: ["new"]} and view.holders[1] == ("ann",)
+
+
+def test_who_may_yet_bring_a_newer_state_is_awaited_a_little() -> None:
+    told = resumed(reached=120)
+    told.join("ben", held={1: [50, 100]})
+    assert not told.issued(told.join("ann", held={0: [50]}))
+    assert told.membership.waiting == ((0,), "somebody may yet bring the state of stage 0 after step 100")
+    (view,) = told.issued(told.beat(12))
+    assert view.restored == 50
 
 
 def test_a_fresh_run_takes_no_notice_of_old_checkpoints() -> None:
-    membership = Membership(1, 100)
-    effects = feed(membership, join("ann", s0=[50]))
-    assert effects == [Admit("ann"), Issue(View(1, 1, 100, ((Replica("ann", ("/ann",)),),)))]
+    told = Story(1, 100)
+    (view,) = told.issued(told.join("ann", held={0: [50]}))
+    assert (view.first_step, view.restored) == (1, 0)
 
 
-def test_a_resumed_run_with_no_common_step_fails_and_lists_what_there_is() -> None:
-    membership = Membership(2, 100, resume=True)
-    effects = feed(membership, join("ann", s0=[50, 40]), join("ben", s1=[60]))
-    (end,) = [effect for effect in effects if isinstance(effect, End)]
-    assert (end.step, end.failed) == (0, True)
-    assert "(stage 0: [40, 50], stage 1: [60])" in end.reason
-    assert "start the peers with the folders they had" in end.reason
-    assert not any(isinstance(effect, Issue) for effect in effects)
+def test_a_resumed_run_with_no_common_step_waits_and_says_what_there_is() -> None:
+    told = resumed()
+    told.join("ann", held={0: [40, 50]})
+    told.join("ben", held={1: [60]})
+    assert told.end is None and told.membership.phase is Phase.WAITING
+    stages, text = told.membership.waiting
+    assert stages == (0,) and "(stage 0: [40, 50], stage 1: [60])" in text
+    assert "start the peers with the folders they had" in text
+    (view,) = told.issued(told.join("cat", held={0: [60]}))
+    assert view.restored == 60
+
+
+def test_a_resumed_run_without_any_checkpoint_begins_at_the_start_only_if_there_was_none() -> None:
+    told = resumed(reached=500)
+    told.join("ann", "ben")
+    assert told.membership.phase is Phase.WAITING
+    told = resumed(reached=20)
+    told.join("ann", "ben")
+    assert told.issued()[0].restored == 0
 
 
 def test_a_resumed_run_that_was_done_before_ends_without_a_step() -> None:
-    membership = Membership(1, 100, resume=True)
-    effects = feed(membership, join("ann", s0=[100]))
+    told = resumed(stages=1)
+    effects = told.join("ann", held={0: [100]})
     assert effects[-1] == End(100, False, "all 100 steps were done before")
 
 
-@pytest.mark.parametrize(
-    ("held", "expected"),
-    [
-        ({"ann": {0: [5]}, "ben": {1: [5]}}, (5, ["ann", "ben"])),
-        ({"ann": {1: [5]}, "ben": {0: [5]}}, (5, ["ben", "ann"])),
-        ({"ann": {0: [5], 1: [5]}, "ben": {0: [5]}}, (5, ["ben", "ann"])),
-        ({"ann": {0: [5], 1: [5]}, "ben": {1: [5]}}, (5, ["ann", "ben"])),
-        ({"ann": {0: [5, 9], 1: [9]}, "ben": {1: [5]}}, (5, ["ann", "ben"])),
-        ({"ann": {0: [3, 5, 7]}, "ben": {1: [7, 5, 2]}}, (7, ["ann", "ben"])),
-    ],
-)
-def test_stages_go_to_peers_that_hold_them(held: dict[str, dict[int, list[int]]], expected: tuple[int, list]) -> None:  # type: ignore[type-arg]
-    assert assign_stages(held, 2) == expected
+def test_a_coordinator_that_comes_back_goes_on_with_the_same_view() -> None:
+    told = story("ann", "ben", "cat")
+    view = told.membership.view
+    told.reload()
+    assert told.membership.view == view and told.membership.phase is Phase.RUNNING
+    assert told.steps(5) == [], "nobody noticed"
+    assert told.membership.applied_everywhere == 21
+    told.join("dan")
+    told.steps(16)
+    assert "dan" in told.seats()[1] and told.shares(1)["dan"] == 1
 
 
-def test_a_stage_gives_way_where_that_serves_all() -> None:
-    held = {"a": {0: [5], 1: [5], 2: [5]}, "b": {0: [5]}, "c": {1: [5], 2: [5]}}
-    found = assign_stages(held, 3)
-    assert not isinstance(found, str)
-    step, order = found
-    assert step == 5 and sorted(order) == ["a", "b", "c"]
-    assert all(step in held[peer].get(stage, ()) for stage, peer in enumerate(order))
+def test_who_died_while_the_coordinator_was_away_is_found_out() -> None:
+    told = story("ann", "ben", "cat")
+    told.kill("ann")
+    told.reload()
+    told.beat(CEILING_SECONDS - 5)
+    assert "ann" in told.membership.members
+    told.beat(10)
+    assert told.seats() == {0: ["cat"], 1: ["ben"]} and told.membership.phase is Phase.RUNNING
 
 
-@pytest.mark.parametrize(
-    ("held", "described"),
-    [
-        ({"ann": {}, "ben": {}}, "stage 0: none, stage 1: none"),
-        ({"ann": {0: [5], 1: [5]}, "ben": {}}, "stage 0: [5], stage 1: [5]"),
-        ({"ann": {0: [4]}, "ben": {1: [5]}}, "stage 0: [4], stage 1: [5]"),
-    ],
-)
-def test_what_cannot_be_assigned_is_described(held: dict[str, dict[int, list[int]]], described: str) -> None:
-    found = assign_stages(held, 2)
-    assert isinstance(found, str) and described in found
+def test_a_coordinator_does_not_plan_before_it_knows_how_far_all_are() -> None:
+    told = story("ann", "ben", "cat")
+    told.steps(100)
+    told.reload()
+    assert told.feed(StopAsked()) == [], "it does not know yet where"
+    told.report("ann")
+    told.report("ben")
+    (view,) = told.issued(told.report("cat"))
+    assert view.last_step > 116
+
+
+def test_when_all_are_gone_the_coordinator_resumes_from_their_folders() -> None:
+    told = story("ann", "ben", checkpoint_every=4)
+    told.steps(10)
+    told.reload()
+    told.restart("ann")
+    (view,) = told.issued(told.restart("ben"))
+    assert (view.restored, view.epoch) == (8, 1)
+
+
+def test_what_is_stored_is_json_and_a_run_that_ended_is_resumed_from_checkpoints() -> None:
+    told = story("ann", "ben", end_when_starved=True)
+    told.steps(5)
+    told.feed(Left("ben", "killed"))
+    stored = json.loads(json.dumps(told.membership.to_json()))
+    again = Membership.from_json(told.terms, stored, told.now, reached=70)
+    assert again.phase is Phase.WAITING and again.view is None and again.reached == 70 and not again.members
+
+
+def test_a_barred_peer_stays_barred_through_a_restart_of_the_coordinator() -> None:
+    told = story("ann", "ben", "cat")
+    told.feed(Accused("ben", "cat", "noise"))
+    told.reload()
+    assert [type(effect) for effect in told.join("cat")] == [TurnAway]
 
 
 def test_a_peer_is_called_by_its_last_letters() -> None:
