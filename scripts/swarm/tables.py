@@ -42,8 +42,8 @@ def _deeds(outcome: Outcome) -> Iterator[str]:
 
 def _losses(losses: Sequence[Loss]) -> Iterator[str]:
     for loss in losses:
-        excluded = "-" if loss.excluded is None else f"{loss.excluded:.1f} s"
-        yield f"{loss.done.act!s:<20} at step {loss.done.step:<5} out after {excluded:<8} {loss.stood:5.1f} s  {loss.why}"
+        out = "-" if loss.excluded is None else f"{loss.excluded:.1f} s"
+        yield f"{loss.done.act!s:<20} step {loss.done.step:<5} out after {out:<7} stood {loss.stood:5.1f} s  {loss.why}"
 
 
 def matrix_line(name: str, outcome: Outcome) -> str:
