@@ -41,7 +41,7 @@ def matrix(stages: int) -> list[Case]:
     """All cases, for a swarm of two replicas for each of so many stages."""
     places = sorted({0, stages // 2, stages - 1})
     deaths = [_death(phase, stage) for phase in STEP_PHASES for stage in places]
-    return [*deaths, *_others(places)]
+    return [*_others(places), *deaths]
 
 
 def _death(phase: Phase, stage: int) -> Case:
