@@ -13,7 +13,7 @@ from peers.faults import Phase
 from swarm.script import Act, parse_script
 
 STEP_PHASES = [phase for phase in Phase if phase not in (Phase.DONOR, Phase.NEWCOMER)]
-LAST = 40  # steps after the beginning; a newcomer needs some seconds to start
+LAST = 60  # steps after the beginning; a newcomer needs some seconds to start
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.errors import IsthmusError
+from peers.cli.common import INTERRUPTED
+from protocol.errors import IsthmusError, NetworkError
 from swarm.compare import Comparison, compare
 from swarm.director import Director, Done
 from swarm.prepared import Prepared
@@ -66,13 +68,20 @@ def disturb(
 
 def _wrong_ends(director: Director) -> list[str]:
     """Whoever was left alone must have ended well, and who was asked to go as one that was asked to."""
-    swarm, verbs = director.swarm, {}
-    for done in director.done:
-        verbs[done.act.subject] = done.act.verb
-    ends = {"kill": (-9,), "gone": (-9,), "interrupt": (130,)}
+    swarm, ends = director.swarm, {"kill": -signal.SIGKILL, "gone": -signal.SIGKILL, "interrupt": INTERRUPTED}
+    last = {done.act.subject: done for done in director.done}
     found = []
     for name, process in swarm.running.items():
-        expected = ends.get(verbs.get(name, ""), (0,))
-        if process.returncode not in expected:
-            found.append(f"{name} ended with {process.returncode}: {last_line(swarm.log(name))}")
+        code, done = process.returncode, last.get(name)
+        late = code == NetworkError.exit_code and done is not None and not _joined_since(swarm, name, done.time)
+        if code != ends.get(done.act.verb if done else "", 0) and not late:
+            found.append(f"{name} ended with {code}: {last_line(swarm.log(name))}")
     return found
+
+
+def _joined_since(swarm: Swarm, name: str, time: float) -> bool:
+    """Whether it got in. Who came when the run had ended could not."""
+    peer = swarm.peer_id(name)
+    return any(
+        event["kind"] == "join" and event["peer"] == peer and event["time"] > time for event in swarm.folder.noted()
+    )

@@ -33,9 +33,9 @@ class Done:
     peer: str = ""
 
     @property
-    def deadly(self) -> bool:
-        """Whether a process ended by it without a word."""
-        return self.act.verb in ("kill", "gone")
+    def is_loss(self) -> bool:
+        """Whether a process fell silent by it without a word."""
+        return self.act.verb in ("kill", "gone", "stop", "stopped")
 
 
 @dataclass(slots=True)

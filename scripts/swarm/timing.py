@@ -32,7 +32,7 @@ class Loss:
 
 def losses(director: Director) -> list[Loss]:
     """What each death cost, in order."""
-    acts = [done for done in director.done if done.deadly or done.act.verb == "stop"]
+    acts = [done for done in director.done if done.is_loss]
     usual = _usual(director.rows)
     return [_loss(director, done, usual) for done in acts]
 
