@@ -100,6 +100,7 @@ class Executive:
         self._serve(view)
         text = f"took over at view {view.number}, with the rows up to step {self.record.seen}"
         self.journal.note("takeover", f"{text}: {len(there)} of {len(view.peers())} peers answer")
+        self._observer.began(self.record.seen + 1, view.last_step)
 
     # Decisions
 

@@ -123,13 +123,19 @@ class Detector:
         self._pulses: dict[str, Pulse] = {}
         self._asked: float | None = None
 
-    def passed(self, now: float) -> None:
-        """To be called first at every event: a time in which nobody called was this process's own sleep."""
-        if self._asked is not None and now - self._asked > OWN_SLEEP_SECONDS:
-            for pulse in self._pulses.values():
-                pulse.heard += now - self._asked
-                pulse.worked += now - self._asked
+    def passed(self, now: float) -> float:
+        """To be called first at every event: a time in which nobody called was this process's own sleep.
+
+        Returns the seconds that it slept.
+        """
+        slept = 0.0 if self._asked is None else now - self._asked
         self._asked = now
+        if slept <= OWN_SLEEP_SECONDS:
+            return 0.0
+        for pulse in self._pulses.values():
+            pulse.heard += slept
+            pulse.worked += slept
+        return slept
 
     def expect(self, peer: str, now: float, patient: bool = False) -> None:
         """`peer` is a member from now on. `patient`: it may need the longest deadline to be heard at first."""

@@ -61,6 +61,7 @@ __all__ = [
     "StopAsked", "Terms", "Tick", "TurnAway", "short_peer",
 ]  # fmt: skip
 
+MANY, MANY_SECONDS = 32, 0.25  # what follows takes time in proportion to the members, and they report as often
 MOST_MEMBERS = 200  # a view names all of them with their addresses, in one control message
 
 
@@ -133,8 +134,11 @@ class Membership:
         run = self._run
         if run.phase is Phase.ENDED:
             return [TurnAway(event.peer, "the run has ended")] if isinstance(event, JoinAsked) else []
-        run.detector.passed(now)
+        run.progressed += run.detector.passed(now)
         effects = self._take(event, now)
+        if isinstance(event, Heard) and not effects and len(run.members) > MANY and now < run.followed + MANY_SECONDS:
+            return effects  # soon enough at the next event
+        run.followed, run.ticked = now, isinstance(event, Tick)
         return effects + self._follow(now)
 
     # Events

@@ -87,6 +87,7 @@ class Replication:
         if total is not None:
             self._exchange.shelve(total)
         oldest = step - (KEPT_FOR_FOLLOWERS if followers else KEPT_TOTALS)
+        self._exchange.abandon(lambda key: key.kind is not BlobKind.STATE and key.step <= step)
         self._exchange.forget(lambda key: _is_past(key, step, oldest))
         self._totals = {s: blob for s, blob in self._totals.items() if s > step}
         # Whoever got a newer view before he had all parts waits for what was added up here by the older one.

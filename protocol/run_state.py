@@ -63,6 +63,7 @@ class RunState:
         waiting: the stages that need a peer or a state, and what is waited for, in words.
         unsettled: since when more peers may still come with newer states.
         progressed: when the newest step last grew, or the run last went on.
+        followed: when it was last decided what follows; ticked: at a tick, the time for what is not urgent.
         planned_at, moved_at: the steps of the last plan and move, and the time of the last plan.
     """
 
@@ -85,6 +86,8 @@ class RunState:
     waiting: tuple[tuple[int, ...], str] = ((), "")
     unsettled: float = 0.0
     progressed: float = 0.0
+    followed: float = float("-inf")
+    ticked: bool = False
     planned_at: tuple[int, float] = (0, 0.0)
     moved_at: int = 0
     end: End | None = None

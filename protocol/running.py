@@ -62,7 +62,7 @@ def _seat(run: RunState) -> list[Effect]:
 def _plan(run: RunState, now: float) -> list[Effect]:
     assert run.view is not None
     newest = run.roster.newest
-    calm = Calm(newest - run.planned_at[0], newest - run.moved_at, now - run.planned_at[1])
+    calm = Calm(newest - run.planned_at[0], newest - run.moved_at, now - run.planned_at[1] if run.ticked else 0.0)
     plan = next_plan(run.roster, run.costs, run.agreement, run.pace.margin, calm)
     if plan is None:
         return []

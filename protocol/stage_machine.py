@@ -22,7 +22,7 @@ Rules
 
 from __future__ import annotations
 
-from protocol.blob import BlobKind
+from protocol.blob import BlobKey, BlobKind
 from protocol.early import AHEAD_STEPS, EarlyEvents
 from protocol.effects import Accuse, Compute, Effect, Refuse, SendChunk, StepApplied
 from protocol.events import (
@@ -120,7 +120,9 @@ class StageMachine:
             word, stage = ("coordinates", self.stage - 1) if kind is Kind.FORWARD else ("gradient", self.stage + 1)
             return f"the {word} of step {step}, microbatch {microbatch} from stage {stage}"
         for peer, key in self._replication.awaited():
-            here, total = self._exchange.progress(key)
+            # Who has applied the step meanwhile gives its total in place of his part.
+            of_total = self._exchange.progress(BlobKey(BlobKind.TOTAL, self.stage, step))
+            here, total = max(self._exchange.progress(key), of_total)
             return f"the {key.kind} of step {step} from {peer} ({here} of {total or '?'} chunks)"
         return "nothing"
 

@@ -20,8 +20,10 @@ def resolve(run: RunState, now: float) -> list[Effect]:
         r.peer: sorted(run.detector.complaints(r.peer) & run.members.keys()) for r, _ in run.roster.workers()
     }
     accused = {peer: by for peer, by in without_link.items() if by}
-    if stood <= patience or not accused:
+    if stood <= patience:
         return run.say("standstill", "")
+    if not accused:
+        return run.say("standstill", _unexplained(run, patience))
     spare = [peer for peer in accused if set(run.roster.stayers(run.members[peer].stage or 0)) - {peer}]
     if not spare:
         pairs = "; ".join(f"{', '.join(map(short_peer, by))} cannot reach {short_peer(p)}" for p, by in accused.items())
@@ -30,3 +32,12 @@ def resolve(run: RunState, now: float) -> list[Effect]:
     run.progressed = now  # the others get their time to show that this was it
     names = ", ".join(map(short_peer, accused[worst]))
     return gone(run, [worst], f"the run stood still for {stood:.0f} s, and peer {names} cannot reach it")
+
+
+def _unexplained(run: RunState, patience: float) -> str:
+    behind = run.roster.applied_everywhere
+    stages = sorted({m.stage for _, m in run.roster.workers() if m.step == behind and m.stage is not None})
+    names = ", ".join(map(str, stages))
+    return (
+        f"the run has stood still for {patience:.0f} s, though all peers are heard: stage {names} is at step {behind}"
+    )

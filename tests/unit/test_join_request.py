@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from protocol.errors import BadFrame
-from protocol.join_request import LONGEST_ADDRESS, MOST_ADDRESSES, MOST_STEPS, join_message, parse_join
+from protocol.join_request import LONGEST_ADDRESS, MOST_ADDRESSES, join_message, parse_join
+from protocol.peer_report import MOST_STEPS
 
-GOOD = join_message(["/ip4/127.0.0.1/tcp/1/p2p/Qm"], {0: [10, 20], 2: []}, "5e55")
+GOOD = join_message(["/ip4/127.0.0.1/tcp/1/p2p/Qm"], {0: [10, 20], 2: []}, "5e55", 123.5, 8 << 30)
 
 
 def test_comes_back_as_it_was_sent() -> None:
     asked = parse_join("peer", json.loads(json.dumps(GOOD)), stages=3)
     assert (asked.peer, asked.addresses, asked.session) == ("peer", ("/ip4/127.0.0.1/tcp/1/p2p/Qm",), "5e55")
     assert asked.checkpoints == {0: (10, 20), 2: ()}
+    assert (asked.speed, asked.memory) == (123.5, 8 << 30)
 
 
 def test_the_newest_steps_are_told_when_there_are_too_many() -> None:
@@ -34,6 +36,15 @@ def test_the_newest_steps_are_told_when_there_are_too_many() -> None:
         {"addresses": ["x" * (LONGEST_ADDRESS + 1)]},
         {"session": None},
         {"session": "s" * 65},
+        {"speed": None},
+        {"speed": -1},
+        {"speed": "fast"},
+        {"speed": float("inf")},
+        {"speed": 1e10},
+        {"memory": None},
+        {"memory": -1},
+        {"memory": 1.5},
+        {"memory": 1 << 60},
         {"checkpoints": []},
         {"checkpoints": {"3": [1]}},
         {"checkpoints": {"-1": [1]}},

@@ -342,6 +342,14 @@ def test_two_who_cannot_reach_each_other_and_are_both_needed_are_named() -> None
     assert "ann cannot reach ben" in text and "no stage concerned has a peer to spare" in text
 
 
+def test_a_run_that_stands_still_for_no_known_reason_says_so_once() -> None:
+    told = story("ann", "ben")
+    told.steps(5)
+    told.report("ann", applied=6)
+    effects = told.beat(200)
+    assert notices(effects) == ["the run has stood still for 60 s, though all peers are heard: stage 1 is at step 5"]
+
+
 def test_a_peer_that_knows_a_newer_view_tells_of_another_coordinator() -> None:
     told = story("ann", "ben")
     assert told.report("ann", view=9) == [

@@ -89,19 +89,15 @@ def test_the_invite_file_is_what_a_volunteer_pastes(folder: RunFolder) -> None:
 
 def test_what_a_coordinator_must_not_forget(folder: RunFolder) -> None:
     folder.create(MANIFEST, KEY)
-    assert folder.memory() == {"next_view": 1}
-    folder.remember({"listen": ["127.0.0.1", 4711]})
+    assert (folder.memory(), folder.views) == ({}, 0)
+    folder.remember({"listen": ["127.0.0.1", 4711, None]})
     for number in (1, 2, 7):
-        folder.remember({"next_view": number + 1, "view": {"number": number}})
-        again = RunFolder(folder.root).memory()
-        assert (again["next_view"], again["view"], again["listen"]) == (
-            number + 1,
-            {"number": number},
-            ["127.0.0.1", 4711],
-        )
+        folder.remember({"membership": {"next_view": number + 1}})
+        again = RunFolder(folder.root)
+        assert (again.views, again.memory()["listen"]) == (number, ["127.0.0.1", 4711, None])
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "{", '{"next_view": 0}', '{"next_view": null}'])
+@pytest.mark.parametrize("content", ["", "[]", "{", "3", '{"membership": null}', '{"membership": [1]}'])
 def test_a_damaged_memory_is_the_users_to_know(folder: RunFolder, content: str) -> None:
     """Without it a view number could be used twice, and peers would obey two views of one number."""
     folder.create(MANIFEST, KEY)

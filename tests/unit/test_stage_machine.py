@@ -233,19 +233,21 @@ def test_a_sender_is_accused_once_in_a_view() -> None:
 
 # Refusals
 
+AT = "of step 1, microbatch 0 at stage 1"
+
 
 @pytest.mark.parametrize(
     ("event", "reason", "stale"),
     [
-        (forward(0, peer="p2"), "expected the forward of step 1, microbatch 0 at stage 1 from p0, it came from p2", False),
-        (gradient(0, peer="p0"), "expected the backward of step 1, microbatch 0 at stage 1 from p2, it came from p0", False),
+        (forward(0, peer="p2"), f"expected the forward {AT} from p0, it came from p2", False),
+        (gradient(0, peer="p0"), f"expected the backward {AT} from p2, it came from p0", False),
         (forward(0, peer="eve"), "it is not in view 1", False),
         (forward(0, number=0), "view 0 is over, the newest is 1", True),
         (forward(2), "microbatch 2 of step 1 is not in 0..1", False),
         (forward(-1), "microbatch -1 of step 1 is not in 0..1", False),
         (forward(0, step=3), "step 3 is too early here: 0 steps are applied", False),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_the_reason(event: Arrived, reason: str, stale: bool) -> None:
     assert machine(1).handle(event) == [Refuse(event.peer, reason, stale)]
 
@@ -269,7 +271,13 @@ def test_nothing_happens_before_a_view_but_what_came_is_held() -> None:
     early = StageMachine("p1", rules())
     assert early.handle(forward(0)) == [] and early.waits_for() == "a view" and early.stage == -1
     assert early.handle(Stalled()) == []
-    assert short(early.handle(ViewChanged(view()))) == ["WANT_F0 of p0", "WANT_F1 of p0", "F0"]
+    assert short(early.handle(ViewChanged(view()))) == ["F0"], "and nobody is asked: a run begins"
+
+
+def test_whoever_enters_a_run_that_went_back_asks_at_once() -> None:
+    """The others may have sent all they have already."""
+    back = StageMachine("p1", rules())
+    assert short(back.handle(ViewChanged(replace(view(4), epoch=1)))) == ["WANT_F0 of p0", "WANT_F1 of p0"]
 
 
 def test_frames_of_the_next_step_wait_for_it() -> None:
