@@ -13,7 +13,7 @@ from swarm.processes import COORDINATOR
 from swarm.sampling import FIGURES
 
 ROWS = 12
-WARM_SECONDS = 180.0  # in which a process still allocates for the first time
+WARM_SECONDS = 300.0  # in which a process still allocates for the first time
 DRAWN = ("rss", "p2pd", "files", "sockets", "threads", "frames", "tensors", "blobs", "reports")
 
 Line = dict[str, Any]
