@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain, say, set_up_logging
+from peers.cli.common import complain, say, set_up_logging
 from protocol.errors import IsthmusError, UserError
 from swarm.cases import LAST, Case, matrix
 from swarm.chaos import Outcome, disturb
@@ -37,13 +38,12 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Make the undisturbed run a
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the swarm is ended then, too
     try:
         app()
     except IsthmusError as error:
         complain(f"error: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
 
 
 @app.command(help=__doc__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,7 @@ ReportOnly = Annotated[bool, typer.Option("--report-only", help="Make the page o
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the swarm is ended then, too
     try:
         app()
     except IsthmusError as error:
