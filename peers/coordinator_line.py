@@ -48,6 +48,11 @@ class CoordinatorLine:
         """A step's report, kept until `seen`."""
         self._reports = [*self._reports, report][-MOST_REPORTS:]
 
+    @property
+    def kept(self) -> int:
+        """How many reports are kept."""
+        return len(self._reports)
+
     def seen(self, step: int) -> None:
         """All rows up to `step` are written."""
         self._reports = [report for report in self._reports if report.step > step]

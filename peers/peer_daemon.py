@@ -23,6 +23,7 @@ from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.coordinator_line import CoordinatorLine
 from peers.data.run_data import RunData
+from peers.load import LoadFile
 from peers.machine import free_memory, measured_speed
 from peers.neighbours import Neighbours
 from peers.opening import check_agreement
@@ -80,16 +81,18 @@ class PeerDaemon:
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._compute, self._background = ComputeThread(), Background()
         self._line = CoordinatorLine(transport, invite.addresses[0].rsplit("/p2p/", 1)[-1])
+        self._load = LoadFile(options.load, transport, self._line)
         self._neighbours = Neighbours(transport, self._background, keep=self._line.peer)
         self._inbox = PeerInbox(manifest.config)
         config, folder = manifest.config, options.folder / "checkpoints"
         parts = ComputeParts(
             config=config,
             data=data,
-            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep),
+            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep, options.fault),
             device=options.device,
             basis_DK=options.basis_DK,
             gradients=options.gradients,
+            fault=options.fault,
         )
         self._files = StageFiles(config, parts.checkpoints)
         self._parts = WorkerParts(
@@ -106,8 +109,7 @@ class PeerDaemon:
         self._worker: StageWorker | None = None
         self._view: View | None = None
         self._record = ""
-        self._ability = (0.0, 0)
-        self._admitted = False
+        self._admitted, self._ability = False, (0.0, 0)
         self._leaving_since: float | None = None
         self._end: dict[str, Any] | None = None
 
@@ -305,6 +307,7 @@ class PeerDaemon:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if self._admitted:
                 self._send_report()
+            self._load.note(None if self._worker is None else self._worker.machine)
             now = time.monotonic()
             if self._leaving_since is not None:
                 check_leaving(now - self._leaving_since, self._line.away())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from peers.checkpoints import Checkpoints
 from peers.data.run_data import RunData
+from peers.faults import Fault, Phase
 from peers.files import write_atomically
 from protocol.basis_microbatch import is_basis_microbatch
 from protocol.blob import Blob, BlobKey, BlobKind, Meta
@@ -39,6 +40,7 @@ class ComputeParts:
     Attributes:
         gradients: where to keep each step's gradients, for --verify.
         basis_DK: of a run with boundary.basis = "file".
+        fault: for tests.
     """
 
     config: RunConfig
@@ -47,6 +49,7 @@ class ComputeParts:
     device: str = "cpu"
     basis_DK: torch.Tensor | None = None
     gradients: Path | None = None
+    fault: Fault = field(default_factory=Fault)
 
 
 @dataclass(slots=True)
@@ -84,9 +87,12 @@ class StageCompute:
             Spoilt: a neighbour's payload does not decode.
             RunFailed: a number is not finite.
         """
-        start = time.perf_counter()
+        start, fault = time.perf_counter(), self._parts.fault
+        fault.before(work.action.verb, work.step)
         try:
-            return self._run(work, last_step)
+            result = self._run(work, last_step)
+            fault.after(work.action.verb, work.step)
+            return result
         finally:
             self.actions_done += 1
             self._note(work.action.verb, time.perf_counter() - start)
@@ -162,6 +168,7 @@ class StageCompute:
         if self._parts.gradients is not None:
             self._keep_gradients(self._parts.gradients, step, gradients)
         norm = self.engine.apply(step)
+        self._parts.fault.reached(Phase.APPLYING, step)
         ordered = tuple(sorted(losses.items()))
         mean = sum(loss for _, loss in ordered) / len(ordered) if ordered else None
         self.numbers = StepNumbers(mean, norm, self.engine.weights_hash() if reduce.parts else "")

@@ -156,8 +156,11 @@ class StageWorker:
 
     def feed(self, event: Event) -> None:
         """Let the protocol handle `event`, and carry out what it decides."""
+        fault = self._parts.compute_parts.fault
+        fault.came(event, self.machine.lacking)
         for effect in self.machine.handle(event):
             self._perform(effect)
+            fault.sent(effect, self.machine.view)
         missing = self.machine.waits_for()
         if missing != self._missing:
             self._missing = missing
