@@ -190,7 +190,9 @@ class Checkpoints:
 
     def _prune(self, stage: int, newest: int) -> None:
         remove_temporary(self._path(stage, newest).parent)
-        for step in self.held().get(stage, [])[: -self.keep]:
+        older = [step for step in self.held().get(stage, []) if step != newest]
+        # What was just written stays, also beside later ones: those are of a future that was given up.
+        for step in older[: len(older) - (self.keep - 1)]:
             self._path(stage, step).unlink(missing_ok=True)
 
 

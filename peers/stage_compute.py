@@ -54,11 +54,14 @@ class ComputeParts:
 
 @dataclass(slots=True)
 class StepNumbers:
-    """Of the newest applied step: mean loss over all its microbatches (last stage), gradient norm, hash of weights."""
+    """Of the newest applied step: mean loss over all its microbatches (last stage), gradient norm, hash of weights, and
+    how many microbatches were done here.
+    """
 
     loss: float | None = None
     norm: float = 0.0
     weights: str = ""
+    microbatches: int = 0
 
 
 class StageCompute:
@@ -72,6 +75,7 @@ class StageCompute:
         self.numbers = StepNumbers()
         self.actions_done = 0
         self._losses: dict[int, float] = {}
+        self._done = 0  # microbatches of the step under way
         self._seconds: dict[Verb, float] = {}
 
     @property
@@ -142,13 +146,16 @@ class StageCompute:
     def _backward(self, work: Compute) -> Buffer | None:
         if self._is_basis(work):
             return self.engine.backward_basis(work.payload)
-        return self.engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
+        made = self.engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
+        self._done += 1
+        return made
 
     def _is_basis(self, work: Compute) -> bool:
         return is_basis_microbatch(self._parts.config, work.step, work.action.microbatch)
 
     def _reset(self, step: int, microbatches: tuple[int, ...] | None) -> None:
         self.engine.reset(None if microbatches is None else [(step, m) for m in microbatches])
+        self._done = 0 if microbatches is None else self._done
         for microbatch in list(self._losses) if microbatches is None else microbatches:
             self._losses.pop(microbatch, None)
 
@@ -171,7 +178,9 @@ class StageCompute:
         self._parts.fault.reached(Phase.APPLYING, step)
         ordered = tuple(sorted(losses.items()))
         mean = sum(loss for _, loss in ordered) / len(ordered) if ordered else None
-        self.numbers = StepNumbers(mean, norm, self.engine.weights_hash() if reduce.parts else "")
+        weights = self.engine.weights_hash() if reduce.parts else ""
+        self.numbers = StepNumbers(mean, norm, weights, self._done)
+        self._done = 0
         self._losses = {}
         if step % self._parts.config.checkpoint.every == 0 or step == last_step:
             self.checkpoint(step)
