@@ -111,6 +111,7 @@ class Toy:
             self.sum.clear()
             self.open.clear()
         else:
+            assert not set(microbatches) & set(self.sum), "nothing can be taken out of a sum"
             self.open -= set(microbatches)
 
     def _apply(self, step: int, reduce: Reduce) -> Blob | None:
