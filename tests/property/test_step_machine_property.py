@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import assume, settings
 from hypothesis import strategies as st
@@ -69,7 +68,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     @initialize(
         stages=st.integers(1, 3),
-        replicas=st.integers(1, 3),
+        replicas=st.sampled_from([1, 2, 2, 3]),
         microbatches=st.integers(1, 4),
         window=st.integers(1, 3),
         applied=st.sampled_from([0, 5]),
@@ -298,9 +297,10 @@ class AnyEvents(RuleBasedStateMachine):
         self.show(replace(self.view, last_step=max(1, self.applied + ahead)))
 
     @precondition(lambda self: self.view.number > 0)
-    @rule(pick=PICK)
-    def somebody_is_lost(self, pick: int) -> None:
-        living = [r.peer for rs in self.view.stages for r in rs if r.alive and r.peer != ME]
+    @rule(pick=PICK, here=st.sampled_from([True, True, False]), then=st.booleans())
+    def somebody_is_lost(self, pick: int, here: bool, then: bool) -> None:
+        stages = self.view.stages[self.stage : self.stage + 1] if here else self.view.stages
+        living = [r.peer for rs in stages for r in rs if r.alive and r.peer != ME]
         assume(living)
         gone, number = living[pick % len(living)], self.view.number + 1
         stages = tuple(
@@ -308,6 +308,8 @@ class AnyEvents(RuleBasedStateMachine):
         )
         assume(all(any(r.alive for r in rs) for rs in stages))
         self.show(replace(self.view, stages=stages))
+        if then:
+            self.all_of_the_step_come(kind=Kind.FORWARD)
 
     @precondition(lambda self: self.view.number > 0)
     @rule(stage=PICK, ahead=st.integers(-1, 3), back=st.booleans())
@@ -324,7 +326,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     @precondition(lambda self: self.view.number > 0)
     @rule(
-        ahead=st.sampled_from([3, 2, 1, 0, -1]),
+        ahead=st.sampled_from([1, 1, 1, 3, 2, 0, -1]),
         shares=st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0]), min_size=18, max_size=18),
         changes=st.integers(0, 3),
         me=st.sampled_from([1.0, 1.0, 0.0]),
@@ -541,15 +543,6 @@ class AnyEvents(RuleBasedStateMachine):
         assert set(state) == {m for m in range(self.count(state.step)) if self.served_here(state.step, m)}
         group, followers = (f(self.stage, state.step) for f in (self.view.group, self.view.followers))
         assert not (state.complete and group == (ME,) and not followers), "it could be applied"
-
-
-def test_nothing_is_left_out() -> None:
-    """Every event of the machine is fed by some rule."""
-    import inspect
-
-    source = inspect.getsource(AnyEvents)
-    kinds: tuple[Any, ...] = Event.__args__  # type: ignore[attr-defined]
-    assert all(f"{kind.__name__}" in source for kind in kinds)
 
 
 AnyEvents.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
