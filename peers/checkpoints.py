@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from peers.faults import Fault, Phase
 from peers.files import remove_temporary, write_atomically
 from protocol.errors import RunFailed
 
@@ -39,6 +40,7 @@ class Checkpoints:
     folder: Path
     run_id: str
     keep: int
+    fault: Fault = field(default_factory=Fault, repr=False, compare=False)
     # What a look at each file has shown: so `held` opens a file once, and a bad one is said once.
     _seen: dict[Path, tuple[_Stamp, bool]] = field(default_factory=dict, init=False, repr=False)
     _failing: set[int] = field(default_factory=set, init=False, repr=False)
@@ -69,10 +71,15 @@ class Checkpoints:
         path = self._path(stage, step)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         labels = self._labels(stage, step) | {"sha256": _digest(tensors)}
+
+        def write(temporary: Path) -> None:
+            save_file(tensors, temporary, labels)
+            self.fault.reached(Phase.CHECKPOINT, step)
+
         with self._writing:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                write_atomically(path, lambda temporary: save_file(tensors, temporary, labels))
+                write_atomically(path, write)
             except SafetensorError as error:  # how it says that the disk is full
                 raise OSError(str(error)) from error
             self._prune(stage, step)
@@ -183,7 +190,9 @@ class Checkpoints:
 
     def _prune(self, stage: int, newest: int) -> None:
         remove_temporary(self._path(stage, newest).parent)
-        for step in self.held().get(stage, [])[: -self.keep]:
+        older = [step for step in self.held().get(stage, []) if step != newest]
+        # What was just written stays, also beside later ones: those are of a future that was given up.
+        for step in older[: len(older) - (self.keep - 1)]:
             self._path(stage, step).unlink(missing_ok=True)
 
 

@@ -15,6 +15,7 @@ from protocol.view import View
 
 MOST_REPORTS = 10_000  # kept for a coordinator that is away
 MOST_REPORTS_SENT = 100  # in one message
+QUIET_SECONDS = 10.0  # without a word from it, each step's reports would only fill the link's queue
 
 
 class CoordinatorLine:
@@ -25,6 +26,7 @@ class CoordinatorLine:
         self._session = secrets.token_hex(8)
         self._reports: list[StepReport] = []
         self._heard = time.monotonic()
+        self.broken = False  # the link to it
 
     def heard(self) -> None:
         """Something came from it."""
@@ -48,9 +50,21 @@ class CoordinatorLine:
         """A step's report, kept until `seen`."""
         self._reports = [*self._reports, report][-MOST_REPORTS:]
 
-    def seen(self, step: int) -> None:
-        """All rows up to `step` are written."""
+    @property
+    def kept(self) -> int:
+        """How many reports are kept."""
+        return len(self._reports)
+
+    def seen(self, step: int) -> bool:
+        """All rows up to `step` are written. Whether to go on at once with the many that are kept."""
+        before = len(self._reports)
         self._reports = [report for report in self._reports if report.step > step]
+        return bool(self._reports) and before - len(self._reports) >= MOST_REPORTS_SENT // 2
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it is of no use to tell it of a step now."""
+        return self.broken or self.away() > QUIET_SECONDS
 
     def forget_after(self, step: int) -> None:
         """The run went back to `step`: what came later is done again."""
@@ -58,6 +72,8 @@ class CoordinatorLine:
 
     def report(self, view: View | None, state: Mapping[str, Any], held: Mapping[int, Sequence[int]]) -> None:
         """Send the reports that are kept, and where this peer is: `state` as `StageWorker.state` gives it."""
+        if self.broken:  # nothing would arrive, all would be queued
+            return
         self.tell(
             {
                 "type": "reports",

@@ -1,6 +1,6 @@
 """The control messages between a coordinator and its peers: what comes is bounded and becomes events. Pure.
 
-peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track
+peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track, irreplaceable
 coordinator -> peer   admitted, view, seen, notice, released, turned_away, unknown, end
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from peers.step_reports import StepReport, WireTotals, is_hash
 from protocol.errors import BadFrame
-from protocol.membership_events import Accused, Differs, End, Event, Failed, LeaveAsked, LostTrack
+from protocol.membership_events import Accused, Differs, End, Event, Failed, Irreplaceable, LeaveAsked, LostTrack
 from protocol.peer_report import LARGEST_STEP, LONGEST_PEER, PeerReport, is_count, is_text, parse_report
 from protocol.view import View
 
@@ -82,6 +82,11 @@ def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
             return Accused(peer, accused, _reason(message))
         case "lost_track":
             return LostTrack(peer, _reason(message))
+        case "irreplaceable":
+            epoch, step = message.get("epoch"), message.get("step")
+            if not is_count(epoch, LARGEST_STEP) or not is_count(step, LARGEST_STEP):
+                raise BadFrame(f"expected an epoch and a step, got {str((epoch, step))[:40]}")
+            return Irreplaceable(peer, int(epoch or 0), int(step or 0), _reason(message))
     return None
 
 

@@ -40,7 +40,7 @@ from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
-REMEMBER_SECONDS = 30.0
+REMEMBER_SECONDS = 10.0
 MOST_RELEASED = 1000
 SETTLE_SECONDS = 10.0  # without a new row, after which the end waits for no more reports
 
@@ -89,6 +89,7 @@ class Executive:
         self._served: dict[str, set[int]] = {}
         self._released: set[str] = set()
         self._unstored: Issue | None = None
+        self._storing = True
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
 
@@ -151,9 +152,12 @@ class Executive:
         view, reason = self._unstored.view, self._unstored.reason
         try:
             self._folder.remember(self._state())
-        except OSError as error:
-            logger.error("view %d waits, since it cannot be stored: %s", view.number, error)
+        except (OSError, UserError) as error:
+            if self._storing:  # said once
+                self.journal.note("failed", f"view {view.number} waits, since it cannot be stored: {error}")
+            self._storing = False
             return
+        self._storing = True
         self._unstored = None
         self._begin_or_restore(view)
         self.view, self.notice = view, "" if self.membership.phase is Phase.RUNNING else self.notice

@@ -274,6 +274,10 @@ class HivemindTransport:
         found = await self._unless_lost(self._node.get(key, latest=True))
         return None if found is None else found.value[1]
 
+    def queued(self) -> int:
+        """Frames that wait to be written, to all peers together."""
+        return len(self._links)
+
     async def drain(self, seconds: float) -> None:
         """Wait until the queues are written out, at most `seconds`."""
         await self._links.drain(seconds)

@@ -76,6 +76,10 @@ class Link:
         self._queue: asyncio.Queue[Frame] = asyncio.Queue(QUEUE_FRAMES)
         self._task = asyncio.create_task(self._run(), name=f"link to {peer}")
 
+    def __len__(self) -> int:
+        """Frames in the queue."""
+        return self._queue.qsize()
+
     def put(self, frame: Frame) -> None:
         """Queue a frame. When the queue is full, the oldest frame goes: it is the one most likely out of date."""
         if self._queue.full():
@@ -221,6 +225,10 @@ class Links:
                 await link.drain()
         await link.close()
         parted()
+
+    def __len__(self) -> int:
+        """Frames in all queues."""
+        return sum(len(link) for link in self._all())
 
     async def drain(self, seconds: float) -> None:
         """Wait until every queue is written out, at most `seconds`."""

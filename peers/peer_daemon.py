@@ -23,6 +23,7 @@ from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.coordinator_line import CoordinatorLine
 from peers.data.run_data import RunData
+from peers.load import LoadFile
 from peers.machine import free_memory, measured_speed
 from peers.neighbours import Neighbours
 from peers.opening import check_agreement
@@ -31,8 +32,9 @@ from peers.peer_inbox import PeerInbox
 from peers.peer_options import PeerOptions
 from peers.stage_compute import ComputeParts
 from peers.stage_files import StageFiles
-from peers.stage_worker import IDLE, StageWorker, WorkerParts
+from peers.stage_worker import WorkerParts
 from peers.step_reports import StepReport
+from peers.tenure import Tenure
 from peers.transport import (
     FrameReceived,
     FrameRefused,
@@ -43,14 +45,10 @@ from peers.transport import (
     TransportLost,
 )
 from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, UserError
-from protocol.events import Stalled, ViewChanged
-from protocol.frame import Frame, Kind, control, parse_control
+from protocol.frame import Frame, Kind, parse_control
 from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.membership import short_peer
-from protocol.records import VIEW
-from protocol.signing import open_record
-from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +78,18 @@ class PeerDaemon:
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._compute, self._background = ComputeThread(), Background()
         self._line = CoordinatorLine(transport, invite.addresses[0].rsplit("/p2p/", 1)[-1])
+        self._load = LoadFile(options.load, transport, self._line)
         self._neighbours = Neighbours(transport, self._background, keep=self._line.peer)
         self._inbox = PeerInbox(manifest.config)
         config, folder = manifest.config, options.folder / "checkpoints"
         parts = ComputeParts(
             config=config,
             data=data,
-            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep),
+            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep, options.fault),
             device=options.device,
             basis_DK=options.basis_DK,
             gradients=options.gradients,
+            fault=options.fault,
         )
         self._files = StageFiles(config, parts.checkpoints)
         self._parts = WorkerParts(
@@ -101,13 +101,9 @@ class PeerDaemon:
             send=self._neighbours.send,
             report=self._on_report,
             tell=self._line.tell,
-            tell_view=self._tell_view,
         )
-        self._worker: StageWorker | None = None
-        self._view: View | None = None
-        self._record = ""
-        self._ability = (0.0, 0)
-        self._admitted = False
+        self._tenure = Tenure(self._parts, invite.coordinator_key, self._inbox, self._neighbours, say)
+        self._admitted, self._ability = False, (0.0, 0)
         self._leaving_since: float | None = None
         self._end: dict[str, Any] | None = None
 
@@ -146,8 +142,7 @@ class PeerDaemon:
         self._line.tell({"type": "leave"})
 
     async def _close(self) -> None:
-        if self._worker is not None:
-            await self._worker.close()
+        await self._tenure.close()
         await self._background.close()
         self._compute.close()
         self._line.goodbye()
@@ -168,7 +163,7 @@ class PeerDaemon:
             await self._next()
             if time.monotonic() > deadline and not self._admitted:
                 raise NetworkError(f"the coordinator did not answer within {ADMISSION_SECONDS:.0f} s: is it running?")
-        if self._end is None and self._worker is None:
+        if self._end is None and self._tenure.worker is None:
             self._say(f"joined run {self._manifest.run_id}; waiting for a stage")
 
     async def _ask_to_join(self) -> None:
@@ -194,25 +189,31 @@ class PeerDaemon:
                 logger.warning("refused what %s sent: %s", short_peer(peer), reason)
             case LinkLost(peer, reason):
                 logger.warning("the link to %s broke: %s", short_peer(peer), reason)
-                self._neighbours.broken.add(peer)
+                self._link_changed(peer, broken=True)
             case LinkRestored(peer):
                 logger.info("the link to %s is back", short_peer(peer))
-                self._neighbours.broken.discard(peer)
-                if self._worker is not None and peer != self._line.peer:
-                    self._worker.feed(Stalled(peer))
+                self._link_changed(peer, broken=False)
+                if peer != self._line.peer:
+                    self._tenure.stalled(peer)
             case TransportLost(reason):
                 raise NetworkError(f"{reason}; the checkpoints are kept, resume the run from them")
+
+    def _link_changed(self, peer: str, *, broken: bool) -> None:
+        if peer == self._line.peer:
+            self._line.broken = broken
+        elif broken:
+            self._neighbours.broken.add(peer)
+        else:
+            self._neighbours.broken.discard(peer)
 
     async def _on_peer(self, peer: str, frame: Frame) -> None:
         try:
             record = self._inbox.view_record(frame)
-            if record is not None:
-                await self._on_view(record)
-            elif self._worker is None:
-                self._inbox.hold(peer, frame)
+            if record is None:
+                self._tenure.on_frame(peer, frame)
             else:
-                self._worker.feed(self._inbox.event(peer, frame, self._worker.stage))
-        except (RemoteError, ValueError) as error:
+                await self._on_view(record)
+        except RemoteError as error:
             logger.warning("refused what %s sent: %s", short_peer(peer), error)
 
     async def _on_coordinator(self, frame: Frame) -> None:
@@ -220,7 +221,6 @@ class PeerDaemon:
         try:
             message = parse_control(frame.payload)
             if message["type"] == "view":
-                self._admitted = True
                 await self._on_view(str(message["record"]))
             else:
                 await self._on_order(message)
@@ -237,65 +237,33 @@ class PeerDaemon:
             case "turned_away":
                 self._background.fail(UserError(f"the coordinator turned this peer away: {message.get('reason')}"))
             case "seen":
-                self._line.seen(int(message["step"]))
+                if int(message["epoch"]) == self._tenure.epoch and self._line.seen(int(message["step"])):
+                    self._send_report()
             case "notice":
                 self._say(str(message["text"])[:500])
             case "end" | "released":
                 self._end = message
 
-    # Views
-
     async def _on_view(self, record: str) -> None:
-        view = View.from_json(open_record(record.encode(), VIEW, self._invite.coordinator_key))
-        if self._view is not None and view.number <= self._view.number:
-            return
-        stage = view.stage_of(self._transport.peer_id)
-        if view.goes_back(self._view, self._transport.peer_id):
-            self._line.forget_after(view.restored)
-            await self._files.forget_after(view.restored)
-        self._view, self._record = view, record
-        self._neighbours.changed(view, stage)
-        former = self._worker
-        if former is not None and not former.serves(view):
-            self._worker = None
-            await former.close()
-        if stage is None:
-            if former is not None and self._leaving_since is None:
-                self._say(f"view {view.number} does without this peer; asking to join again")
-                await self._ask_to_join()
-            return
-        if self._worker is None:
-            self._worker = await self._begin(view, stage)
-        self._worker.feed(ViewChanged(view))
-        await self._worker.checkpoint_at_end()
-        for peer, frame in self._inbox.release():
-            await self._on_peer(peer, frame)
-
-    async def _begin(self, view: View, stage: int) -> StageWorker:
-        replica = view.replica(self._transport.peer_id)
-        held = replica.start == 0 or (replica.start == view.restored and replica.start in self._own_steps(stage))
-        how = f"from step {replica.start + 1} on" if held else f"as soon as it has the state after step {replica.start}"
-        self._say(f"serving stage {stage} of {len(view.stages)} {how}")
-        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking=not held)
-        await worker.build()
-        return worker
-
-    def _own_steps(self, stage: int) -> list[int]:
-        return self._files.held().get(stage, [])
-
-    def _tell_view(self, peer: str) -> None:
-        self._transport.send(peer, control({"type": "view", "record": self._record}))
+        if not self._admitted:
+            return  # it may count on what this peer had before it was restarted
+        change = await self._tenure.take(record)
+        if change.restored is not None:
+            self._line.forget_after(change.restored)
+        if change.dropped and self._leaving_since is None:
+            self._say("the newest view does without this peer; asking to join again")
+            await self._ask_to_join()
 
     # Telling the coordinator
 
     def _on_report(self, report: StepReport) -> None:
         self._line.add(report)
-        self._send_report()
+        if not self._line.quiet:
+            self._send_report()
 
     def _send_report(self) -> None:
-        state = IDLE if self._worker is None else self._worker.state()
-        broken = sorted(self._neighbours.broken - {self._line.peer})
-        self._line.report(self._view, {**state, "broken": broken}, self._files.held())
+        state = {**self._tenure.state(), "broken": sorted(self._neighbours.broken)}
+        self._line.report(self._tenure.view, state, self._files.held())
 
     # The clock
 
@@ -304,6 +272,7 @@ class PeerDaemon:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if self._admitted:
                 self._send_report()
+            self._load.note(None if self._tenure.worker is None else self._tenure.worker.machine)
             now = time.monotonic()
             if self._leaving_since is not None:
                 check_leaving(now - self._leaving_since, self._line.away())
@@ -311,16 +280,15 @@ class PeerDaemon:
             self._look_for_stall(now)
 
     def _look_for_stall(self, now: float) -> None:
-        worker, away = self._worker, self._line.away()
-        missing = "a view" if worker is None else worker.machine.waits_for()
-        finished = worker is not None and worker.machine.finished
+        worker, missing, away = self._tenure.worker, self._tenure.waits_for(), self._line.away()
+        finished = self._tenure.finished
         if missing == "nothing" and not finished:
             return
         waited = away if worker is None else worker.stall.waited(now)
         check_orphaned("the run's end" if finished else missing, waited, away)
         if worker is not None and not finished and worker.stall.due(now):
             logger.info("waiting for %s; asking again", missing)
-            worker.feed(Stalled())
+            self._tenure.stalled()
 
 
 def _reason(error: Exception) -> str:

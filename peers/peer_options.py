@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from peers.faults import Fault
 
 if TYPE_CHECKING:
     import torch
@@ -17,9 +19,13 @@ class PeerOptions:
     Attributes:
         gradients: where to keep each step's gradients (for `--verify`; None: nowhere).
         basis_DK: the basis of a run that is given one, as this machine has it.
+        fault: what is to happen to it, for tests.
+        load: where to tell how much is kept in memory (None: nowhere).
     """
 
     folder: Path
     device: str = "cpu"
     gradients: Path | None = None
     basis_DK: torch.Tensor | None = None
+    fault: Fault = field(default_factory=Fault)
+    load: Path | None = None

@@ -153,16 +153,29 @@ class RunFolder:
         """
         write_json(self.root / "coordinator.json", {**self.memory(), **changes})
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The steps of `metrics.jsonl`. A torn last line, left by a killed writer, is passed over."""
-        return _lines(self.metrics)
+    def rows(self) -> list[dict[str, Any]]:
+        """The steps of `metrics.jsonl`, in order.
+
+        A torn line, left by a killed writer, is passed over. A row takes the place of those of its step and later ones
+        that stand before it: the run went back, and they could not be removed.
+        """
+        rows: list[dict[str, Any]] = []
+        for row in _lines(self.metrics):
+            while rows and rows[-1]["step"] >= row["step"]:
+                rows.pop()
+            rows.append(row)
+        return rows
 
     def noted(self) -> Iterator[dict[str, Any]]:
         """The decisions of `events.jsonl`."""
         return _lines(self.events)
 
     def forget_rows_after(self, step: int) -> None:
-        """Keep the rows up to `step`: a resumed run writes the later ones again."""
+        """Keep the rows up to `step`: a resumed run writes the later ones again.
+
+        Raises:
+            OSError: the disk is full or the folder not writable; the file is as it was.
+        """
         kept = [json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step]
         write_bytes(self.metrics, "".join(kept).encode())
 

@@ -45,11 +45,14 @@ class RunRecord:
         return self._table.next_step - 1
 
     def begin(self, first_step: int, epoch: int) -> None:
-        """The run starts, or its peers all begin again, with `first_step`: later rows are of an abandoned future."""
+        """The run starts, or its peers all begin again, with `first_step`: later rows are of an abandoned future.
+
+        What daemons that were killed sent after this folder's last note is not known; nor do the tokens of that time
+        count, so that the bytes per token are right.
+        """
         self.epoch = epoch
-        self._count_rows()
-        self._folder.forget_rows_after(first_step - 1)
-        self._go_on(first_step)
+        self._forget_after(first_step - 1)
+        self._go_on(first_step, first_step - 1)
 
     def take_over(self, epoch: int, restored: int) -> None:
         """The run went on without a coordinator: its peers have the reports from the last row on.
@@ -57,21 +60,19 @@ class RunRecord:
         Args:
             epoch: that of the newest view. If the rows are of an earlier one, they end after step `restored`.
         """
-        self._count_rows()
+        known_after = self._known_after
+        if known_after is not None:  # the peers will tell what they sent since then
+            self._tokens += sum(row["tokens"] for row in self._folder.rows() if row["step"] > known_after)
         if self.epoch < epoch:
-            self._folder.forget_rows_after(restored)
+            self._forget_after(restored)
         self.epoch = epoch
-        rows = list(self._folder.rows())
-        self._go_on(rows[-1]["step"] + 1 if rows else 1)
+        rows = self._folder.rows()
+        next_step = rows[-1]["step"] + 1 if rows else 1
+        self._go_on(next_step, next_step - 1 if known_after is None else known_after)
 
-    def _count_rows(self) -> None:
-        """Rows may have been written after what a killed coordinator remembered last."""
-        if self._known_after is not None:
-            self._tokens += sum(row["tokens"] for row in self._folder.rows() if row["step"] > self._known_after)
-
-    def _go_on(self, next_step: int) -> None:
-        self._table.go_on(next_step, self._ledger, next_step - 1 if self._known_after is None else self._known_after)
-        rows = list(self._folder.rows())
+    def _go_on(self, next_step: int, known_after: int) -> None:
+        self._table.go_on(next_step, self._ledger, known_after)
+        rows = self._folder.rows()
         self.last_row = rows[-1] if rows else None
         self.began = True
 
@@ -83,9 +84,15 @@ class RunRecord:
         if not written:
             return
         self._unwritten = [row for row in self._unwritten if row["step"] <= step]
-        self._folder.forget_rows_after(step)
-        rows = list(self._folder.rows())
+        self._forget_after(step)
+        rows = self._folder.rows()
         self.last_row = self._unwritten[-1] if self._unwritten else rows[-1] if rows else None
+
+    def _forget_after(self, step: int) -> None:
+        try:
+            self._folder.forget_rows_after(step)
+        except OSError as error:
+            logger.error("the rows after step %d stay for now: %s; those that come replace them", step, error)
 
     def note(self, source: Source, wire: WireTotals) -> None:
         """Note what a daemon has sent so far."""
@@ -132,7 +139,7 @@ class RunRecord:
             return
         if end is not None:
             self._keep(self._table.finish(end.step))
-        rows, config = list(self._folder.rows()), self._manifest.config
+        rows, config = self._folder.rows(), self._manifest.config
         sent = self._ledger.total + WireTotals(control=self._own_before + own.control)
         report = summarise(config, rows, sent, self._tokens)
         report |= {

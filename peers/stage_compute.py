@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from peers.checkpoints import Checkpoints
 from peers.data.run_data import RunData
+from peers.faults import Fault, Phase
 from peers.files import write_atomically
 from protocol.basis_microbatch import is_basis_microbatch
 from protocol.blob import Blob, BlobKey, BlobKind, Meta
@@ -39,6 +40,7 @@ class ComputeParts:
     Attributes:
         gradients: where to keep each step's gradients, for --verify.
         basis_DK: of a run with boundary.basis = "file".
+        fault: for tests.
     """
 
     config: RunConfig
@@ -47,15 +49,19 @@ class ComputeParts:
     device: str = "cpu"
     basis_DK: torch.Tensor | None = None
     gradients: Path | None = None
+    fault: Fault = field(default_factory=Fault)
 
 
 @dataclass(slots=True)
 class StepNumbers:
-    """Of the newest applied step: mean loss over all its microbatches (last stage), gradient norm, hash of weights."""
+    """Of the newest applied step: mean loss over all its microbatches (last stage), gradient norm, hash of weights, and
+    how many microbatches were done here.
+    """
 
     loss: float | None = None
     norm: float = 0.0
     weights: str = ""
+    microbatches: int = 0
 
 
 class StageCompute:
@@ -69,6 +75,7 @@ class StageCompute:
         self.numbers = StepNumbers()
         self.actions_done = 0
         self._losses: dict[int, float] = {}
+        self._done = 0  # microbatches of the step under way
         self._seconds: dict[Verb, float] = {}
 
     @property
@@ -84,9 +91,12 @@ class StageCompute:
             Spoilt: a neighbour's payload does not decode.
             RunFailed: a number is not finite.
         """
-        start = time.perf_counter()
+        start, fault = time.perf_counter(), self._parts.fault
+        fault.before(work.action.verb, work.step)
         try:
-            return self._run(work, last_step)
+            result = self._run(work, last_step)
+            fault.after(work.action.verb, work.step)
+            return result
         finally:
             self.actions_done += 1
             self._note(work.action.verb, time.perf_counter() - start)
@@ -136,13 +146,16 @@ class StageCompute:
     def _backward(self, work: Compute) -> Buffer | None:
         if self._is_basis(work):
             return self.engine.backward_basis(work.payload)
-        return self.engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
+        made = self.engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
+        self._done += 1
+        return made
 
     def _is_basis(self, work: Compute) -> bool:
         return is_basis_microbatch(self._parts.config, work.step, work.action.microbatch)
 
     def _reset(self, step: int, microbatches: tuple[int, ...] | None) -> None:
         self.engine.reset(None if microbatches is None else [(step, m) for m in microbatches])
+        self._done = 0 if microbatches is None else self._done
         for microbatch in list(self._losses) if microbatches is None else microbatches:
             self._losses.pop(microbatch, None)
 
@@ -162,9 +175,12 @@ class StageCompute:
         if self._parts.gradients is not None:
             self._keep_gradients(self._parts.gradients, step, gradients)
         norm = self.engine.apply(step)
+        self._parts.fault.reached(Phase.APPLYING, step)
         ordered = tuple(sorted(losses.items()))
         mean = sum(loss for _, loss in ordered) / len(ordered) if ordered else None
-        self.numbers = StepNumbers(mean, norm, self.engine.weights_hash() if reduce.parts else "")
+        weights = self.engine.weights_hash() if reduce.parts else ""
+        self.numbers = StepNumbers(mean, norm, weights, self._done)
+        self._done = 0
         self._losses = {}
         if step % self._parts.config.checkpoint.every == 0 or step == last_step:
             self.checkpoint(step)

@@ -33,6 +33,7 @@ from protocol.effects import (
     Differs,
     Effect,
     FindState,
+    Irreplaceable,
     KeepState,
     LostTrack,
     Payload,
@@ -43,6 +44,7 @@ from protocol.effects import (
     SendGone,
     SendOffer,
     SendTaken,
+    SendUsed,
     SendWant,
     StepApplied,
     WantBlob,
@@ -77,7 +79,6 @@ class WorkerParts:
         send: sends a frame to a peer.
         report: takes each step's report.
         tell: takes what the coordinator must know.
-        tell_view: sends the newest view to a peer.
     """
 
     compute_parts: ComputeParts
@@ -88,7 +89,6 @@ class WorkerParts:
     send: Callable[[str, Frame], None]
     report: Callable[[StepReport], None]
     tell: Callable[[dict[str, Any]], None]
-    tell_view: Callable[[str], None]
 
     @property
     def config(self) -> RunConfig:
@@ -121,10 +121,19 @@ def rules_of(config: RunConfig) -> Rules:
 class StageWorker:
     """Serves `stage` as `replica` says, from the state after `replica.start` on.
 
-    When it cannot go on, `parts.background` fails.
+    When it cannot go on, `parts.background` fails. `tell_view` sends the newest view to a peer.
     """
 
-    def __init__(self, parts: WorkerParts, stage: int, replica: Replica, epoch: int, lacking: bool) -> None:
+    def __init__(
+        self,
+        parts: WorkerParts,
+        stage: int,
+        replica: Replica,
+        epoch: int,
+        lacking: bool,
+        tell_view: Callable[[str], None],
+    ) -> None:
+        self._tell_view = tell_view
         self._parts, self.stage, self.epoch, self.start = parts, stage, epoch, replica.start
         config = parts.config
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
@@ -156,8 +165,11 @@ class StageWorker:
 
     def feed(self, event: Event) -> None:
         """Let the protocol handle `event`, and carry out what it decides."""
+        fault = self._parts.compute_parts.fault
+        fault.came(event, self.machine.lacking)
         for effect in self.machine.handle(event):
             self._perform(effect)
+            fault.sent(effect, self.machine.view)
         missing = self.machine.waits_for()
         if missing != self._missing:
             self._missing = missing
@@ -200,7 +212,9 @@ class StageWorker:
                 self._start(effect)
             case Send():
                 send(effect.peer, self._frame(effect))
-            case SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendWant() | WantBlob() | SendGone():
+            case (
+                SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendUsed() | SendWant() | WantBlob() | SendGone()
+            ):
                 send(effect.peer, to_frame(effect))
             case StepApplied(step):
                 self._report(step)
@@ -218,6 +232,9 @@ class StageWorker:
             case Accuse(peer, reason):
                 logger.warning("what %s sent is no use: %s", short_peer(peer), reason)
                 tell({"type": "accuse", "peer": peer, "reason": reason[:300]})
+            case Irreplaceable(epoch, step, reason):
+                logger.warning("the run must go back: %s", reason)
+                tell({"type": "irreplaceable", "epoch": epoch, "step": step, "reason": reason[:300]})
             case LostTrack(reason):
                 logger.warning("lost track: %s", reason)
                 tell({"type": "lost_track", "reason": reason[:300]})
@@ -230,7 +247,7 @@ class StageWorker:
             told = (refusal.peer, self.machine.view.number)
             if told not in self._told:
                 self._told.add(told)
-                self._parts.tell_view(refusal.peer)
+                self._tell_view(refusal.peer)
 
     async def _find(self, peer: str, key: BlobKey) -> None:
         blob = await self._parts.files.find(key)
@@ -276,6 +293,8 @@ class StageWorker:
             seconds=now - self._step_began,
             compute_seconds=busy - self._busy_before,
             wire=WireTotals.of(self._parts.transport.counters),
+            microbatches=numbers.microbatches,
+            weights=numbers.weights,
         )
         self._step_began, self._busy_before = now, busy
         self._parts.report(report)

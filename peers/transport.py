@@ -124,6 +124,9 @@ class Transport(Protocol):
     async def fetch(self, key: str) -> bytes | None:
         """The newest record under `key`, or None."""
 
+    def queued(self) -> int:
+        """Frames that wait to be written, to all peers together."""
+
     async def drain(self, seconds: float) -> None:
         """Wait until the queues are written out, at most `seconds`."""
 

@@ -78,7 +78,9 @@ def _without_peer(candidates: Sequence[Candidate], costs: Sequence[StageCost]) -
         stage: sorted((c for c in candidates if fits(cost, c.memory)), key=_preference(stage))
         for stage, cost in enumerate(costs)
     }
-    served = matched({stage: [c.peer for c in wished] for stage, wished in wishes.items()}, {})
+    # Who is at a stage keeps it, so that the stage that is named is the one that lost its peer.
+    own = matched({stage: [c.peer for c in wished if c.stage == stage] for stage, wished in wishes.items()}, {})
+    served = matched({stage: [c.peer for c in wished] for stage, wished in wishes.items()}, own)
     return tuple(stage for stage in range(len(costs)) if stage not in served)
 
 

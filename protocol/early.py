@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from protocol.events import Arrived, BlobWanted, Offered, Wanted
+from protocol.events import Arrived, BlobWanted, Offered, Used, Wanted
 
 AHEAD_STEPS = 2  # stages are at most so far apart in the steps that they work on
 MOST_UNTOLD = 4  # senders' worth of room in all, before a view tells who is in the run
 TALK = 16  # offers and questions held for one sender, beside its tensors
 STRANGERS = ""  # those who are in no view that is known here share one sender's room: one of them may be new
 
-Early = Arrived | Offered | Wanted | BlobWanted
+Early = Arrived | Offered | Wanted | Used | BlobWanted
 
 
 class EarlyEvents:
@@ -53,5 +53,7 @@ def _name(event: Early) -> tuple[object, ...]:
             return Offered, event.view, event.offer.key
         case Wanted():
             return Wanted, event.view, event.step
+        case Used():
+            return Used, event.view, event.step, event.microbatch
         case BlobWanted():
             return BlobWanted, event.view, event.key

@@ -108,6 +108,16 @@ class SendWant:
 
 
 @dataclass(frozen=True, slots=True)
+class SendUsed:
+    """Tell `peer` that its gradient of `step` has been used here."""
+
+    peer: str
+    view: int
+    step: int
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
 class WantBlob:
     """Ask `peer` to offer a blob."""
 
@@ -188,6 +198,18 @@ class LostTrack:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Irreplaceable:
+    """A neighbour needs a tensor of `step` that went down with its maker, and the stage has applied that step.
+
+    Nobody can make it again: the run must go back. `epoch` is that of the view.
+    """
+
+    epoch: int
+    step: int
+    reason: str
+
+
 Effect = (
     Compute
     | Send
@@ -196,6 +218,7 @@ Effect = (
     | SendChunk
     | SendTaken
     | SendWant
+    | SendUsed
     | WantBlob
     | SendGone
     | FindState
@@ -206,4 +229,5 @@ Effect = (
     | Differs
     | Accuse
     | LostTrack
+    | Irreplaceable
 )

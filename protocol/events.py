@@ -74,6 +74,16 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """`peer` has used this gradient of `step`, and will not ask for it again."""
+
+    peer: str
+    view: int
+    step: int
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlobWanted:
     """`peer` misses a blob, of which it has heard no offer."""
 
@@ -138,6 +148,7 @@ Event = (
     | ChunkArrived
     | Taken
     | Wanted
+    | Used
     | BlobWanted
     | BlobGone
     | StateFound

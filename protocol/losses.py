@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from protocol.detector import Standing
-from protocol.membership_events import Accused, Differs, Effect, LostTrack, TurnAway, short_peer
+from protocol.membership_events import Accused, Differs, Effect, Irreplaceable, LostTrack, TurnAway, short_peer
 from protocol.run_state import RunState
 from protocol.view_change import bereft, with_learner, without
 
@@ -129,6 +129,14 @@ def accused(run: RunState, event: Accused) -> list[Effect]:
     effects = turned_away(run, wrong, reason)
     assert stage is not None
     return effects if stage not in run.dead else effects + run.finish(True, run.dead[stage])
+
+
+def irreplaceable(run: RunState, event: Irreplaceable) -> list[Effect]:
+    """A step cannot be ended any more: the run goes back, as if the stage had lost its last peer."""
+    stage = run.members[event.peer].stage
+    if run.view is not None and stage is not None and event.epoch == run.view.epoch:
+        run.dead.setdefault(stage, f"step {event.step} cannot be ended: {event.reason}")
+    return []
 
 
 def lost_track(run: RunState, event: LostTrack) -> list[Effect]:

@@ -35,6 +35,7 @@ from protocol.membership_events import (
     Event,
     Failed,
     Heard,
+    Irreplaceable,
     Issue,
     JoinAsked,
     LeaveAsked,
@@ -170,6 +171,8 @@ class Membership:
                 return losses.differs(run, event)
             case Accused():
                 return losses.accused(run, event) if event.accused in run.members else []
+            case Irreplaceable():
+                return losses.irreplaceable(run, event)
             case LostTrack():
                 return losses.lost_track(run, event)
 

@@ -94,6 +94,16 @@ class LostTrack:
 
 
 @dataclass(frozen=True, slots=True)
+class Irreplaceable:
+    """What a neighbour of `peer` needs of `step` went down with lost peers: that step cannot be ended. By `epoch`."""
+
+    peer: str
+    epoch: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """The run is to stop soon, at a step that all stages have. `failed` if its owner did not ask for it."""
 
@@ -107,7 +117,8 @@ class Tick:
 
 
 Event = (
-    JoinAsked | Heard | LinkBroken | Left | Failed | LeaveAsked | Differs | Accused | LostTrack | StopAsked | Tick
+    JoinAsked | Heard | LinkBroken | Left | Failed | LeaveAsked | Differs | Accused | LostTrack | Irreplaceable
+    | StopAsked | Tick
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 offer      {view, offer}                     ask   {blob, chunk}       taken  {blob}
 want       {view, step, forward, backward}   want_blob, gone  {view, key}
+used       {view, step, microbatch}: the gradient of that microbatch
 view       {record}: the signed newest view, for one who sent something of an older one
 chunk      a frame of its own kind, not JSON
 """
@@ -12,13 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.blob import DIGEST_BYTES, BlobKey, Offer, pack_chunk, unpack_chunk
-from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken, SendWant, WantBlob
+from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken, SendUsed, SendWant, WantBlob
 from protocol.errors import BadFrame
-from protocol.events import BlobGone, BlobWanted, ChunkArrived, ChunkAsked, Offered, Taken, Wanted
+from protocol.events import BlobGone, BlobWanted, ChunkArrived, ChunkAsked, Offered, Taken, Used, Wanted
 from protocol.frame import Frame, Header, Kind, control
 
-Spoken = SendOffer | AskChunk | SendChunk | SendTaken | SendWant | WantBlob | SendGone
-Heard = Offered | ChunkAsked | Taken | Wanted | BlobWanted | BlobGone
+Spoken = SendOffer | AskChunk | SendChunk | SendTaken | SendUsed | SendWant | WantBlob | SendGone
+Heard = Offered | ChunkAsked | Taken | Used | Wanted | BlobWanted | BlobGone
 
 MOST_MICROBATCHES = 65_536
 
@@ -37,6 +38,8 @@ def to_frame(effect: Spoken) -> Frame:
             return control({"type": "taken", "blob": blob.hex()})
         case SendWant(_, view, step, forward, backward):
             return control({"type": "want", "view": view, "step": step, "forward": forward, "backward": backward})
+        case SendUsed(_, view, step, microbatch):
+            return control({"type": "used", "view": view, "step": step, "microbatch": microbatch})
         case WantBlob(_, view, key):
             return control({"type": "want_blob", "view": view, "key": key.to_json()})
         case SendGone(_, view, key):
@@ -68,12 +71,16 @@ def to_event(peer: str, message: Mapping[str, Any]) -> Heard:
         case "want":
             forward, backward = _microbatches(message, "forward"), _microbatches(message, "backward")
             return Wanted(peer, _count(message, "view"), _count(message, "step"), forward, backward)
+        case "used":
+            return Used(peer, _count(message, "view"), _count(message, "step"), _count(message, "microbatch"))
         case "want_blob":
             return BlobWanted(peer, _count(message, "view"), BlobKey.from_json(message.get("key")))
         case "gone":
             return BlobGone(peer, _count(message, "view"), BlobKey.from_json(message.get("key")))
         case other:
-            raise BadFrame(f"expected an offer, ask, taken, want, want_blob or gone of a peer, got {str(other)[:40]!r}")
+            raise BadFrame(
+                f"expected an offer, ask, taken, used, want, want_blob or gone of a peer, got {str(other)[:40]!r}"
+            )
 
 
 def _count(message: Mapping[str, Any], name: str) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import BadFrame
-from protocol.membership_events import Accused, Differs, Failed, Heard, LeaveAsked, Left, LostTrack
+from protocol.membership_events import Accused, Differs, Failed, Heard, Irreplaceable, LeaveAsked, Left, LostTrack
 from protocol.peer_report import LARGEST_STEP, LONGEST_HASH, LONGEST_PEER, is_count, is_text, parse_report
 
 LONGEST_REASON = 500
 MOST_HASHES = 256
 
-PeerEvent = Heard | LeaveAsked | Left | Failed | Differs | Accused | LostTrack
+PeerEvent = Heard | LeaveAsked | Left | Failed | Differs | Accused | LostTrack | Irreplaceable
 
 
 def parse_peer_message(peer: str, message: Mapping[str, Any], stages: int) -> PeerEvent:
@@ -39,6 +39,11 @@ def parse_peer_message(peer: str, message: Mapping[str, Any], stages: int) -> Pe
             return Accused(peer, str(accused), _reason(message))
         case "lost_track":
             return LostTrack(peer, _reason(message))
+        case "irreplaceable":
+            epoch, step = message.get("epoch"), message.get("step")
+            if not is_count(epoch, LARGEST_STEP) or not is_count(step, LARGEST_STEP):
+                raise BadFrame(f"expected an epoch and a step, got {str((epoch, step))[:40]}")
+            return Irreplaceable(peer, int(epoch or 0), int(step or 0), _reason(message))
         case other:
             raise BadFrame(f"expected a message of a member, got one of type {str(other)[:40]!r}")
 

@@ -45,8 +45,13 @@ class Replication:
 
     # Work
 
-    def next_compute(self, effects: list[Effect]) -> Compute | None:
-        """What can be done when all microbatches routed here are; remarks go to `effects`."""
+    def next_compute(self, effects: list[Effect], delivered: bool) -> Compute | None:
+        """What can be done when all microbatches routed here are; remarks go to `effects`.
+
+        Args:
+            delivered: whether all gradients that were made here have been used. A part that is given away earlier may
+                outlive them: the others apply the step, this peer dies, and nobody can make its gradients again.
+        """
         self._applying = self._place.newest.number
         place, step = self._place, self._place.applied + 1
         group, followers = place.group(step), place.followers(step)
@@ -58,6 +63,8 @@ class Replication:
         if not keep:
             return Compute(step, APPLY, Reduce())
         if self._own is None:
+            if not delivered and len(group) > 1:
+                return None
             return Compute(step, PART, tuple(place.routed(step)))
         parts = [self._own if peer == place.peer else self._part_of(peer) for peer in group]
         whole = tuple(part for part in parts if part is not None)

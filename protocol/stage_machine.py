@@ -38,6 +38,7 @@ from protocol.events import (
     Stalled,
     StateFound,
     Taken,
+    Used,
     ViewChanged,
     Wanted,
 )
@@ -119,6 +120,8 @@ class StageMachine:
         for microbatch, kind in self._flow.missing():
             word, stage = ("coordinates", self.stage - 1) if kind is Kind.FORWARD else ("gradient", self.stage + 1)
             return f"the {word} of step {step}, microbatch {microbatch} from stage {stage}"
+        for microbatch, peer in self._flow.unused():
+            return f"word that {peer} has used the gradient of step {step}, microbatch {microbatch}"
         for peer, key in self._replication.awaited():
             # Who has applied the step meanwhile gives its total in place of his part.
             of_total = self._exchange.progress(BlobKey(BlobKind.TOTAL, self.stage, step))
@@ -130,7 +133,7 @@ class StageMachine:
 
     def _handle(self, event: Event) -> list[Effect]:
         match event:
-            case Arrived() | Offered() | Wanted() | BlobWanted():
+            case Arrived() | Offered() | Wanted() | Used() | BlobWanted():
                 return self._of_view(event)
             case BlobGone():
                 return self._replication.gone(event) + self._states.gone(event) if self.view else []
@@ -167,10 +170,11 @@ class StageMachine:
             self._void |= self._flow.reroute(None if self._running is None else self._running.action)
         effects: list[Effect] = [*self._exchange.keep_peers(replica.peer for replica in view.peers())]
         if not self.lacking:
-            effects += self._replication.view_changed() + ([] if begins else self._flow.wants())
+            effects += self._replication.view_changed()
+            effects += [] if begins else [*self._flow.wants(), *self._flow.again_unused()]
         return effects + self._states.view_changed() + self._replay_early()
 
-    def _of_view(self, event: Arrived | Offered | Wanted | BlobWanted) -> list[Effect]:
+    def _of_view(self, event: Arrived | Offered | Wanted | Used | BlobWanted) -> list[Effect]:
         if self.view is None or event.view > self.view.number:
             return self._hold(event)
         if event.view < self.view.number:
@@ -182,6 +186,8 @@ class StageMachine:
                 return self._hold(event) if self._is_early(event.step) else self._flow.arrived(event)
             case Wanted():
                 return self._flow.answer(event)
+            case Used():
+                return self._flow.used(event)
             case Offered() if event.offer.key.kind is BlobKind.STATE:
                 return self._states.offered(event)
             case Offered():
@@ -273,8 +279,7 @@ class StageMachine:
         if self.lacking:
             return effects
         effects += self._flow.wants(peer)
-        if peer is not None:
-            effects += self._flow.again(peer)
+        effects += self._flow.again_unused() if peer is None else self._flow.again(peer)
         return effects + self._replication.wants()
 
     # Parts
@@ -296,10 +301,10 @@ class StageMachine:
             return None
         compute = self._flow.next_compute()
         if compute is None and self._flow.state.complete:
-            compute = self._replication.next_compute(remarks)
+            compute = self._replication.next_compute(remarks, not self._flow.unused())
         return compute
 
-    def _hold(self, event: Arrived | Offered | Wanted | BlobWanted) -> list[Effect]:
+    def _hold(self, event: Arrived | Offered | Wanted | Used | BlobWanted) -> list[Effect]:
         step = event.step if isinstance(event, Arrived) else self.applied
         if step > self.applied + AHEAD_STEPS:
             return [Refuse(event.peer, f"step {step} is too early here: {self.applied} steps are applied")]

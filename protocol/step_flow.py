@@ -7,8 +7,8 @@ stage has applied t + 1, for which it needed the part of every replica of its gr
 
 from __future__ import annotations
 
-from protocol.effects import Compute, Effect, Payload, Refuse, Send, SendWant
-from protocol.events import Arrived, Wanted
+from protocol.effects import Compute, Effect, Irreplaceable, Payload, Refuse, Send, SendUsed, SendWant
+from protocol.events import Arrived, Used, Wanted
 from protocol.frame import Kind
 from protocol.outbox import Outbox
 from protocol.place import Place
@@ -28,6 +28,7 @@ class StepFlow:
         self._inputs: dict[tuple[Kind, int], tuple[Payload, int, str]] = {}
         self._outbox = Outbox()
         self._dropped: set[int] = set()
+        self._used: set[tuple[int, str]] = set()
         self._restart = False
 
     def __len__(self) -> int:
@@ -46,6 +47,7 @@ class StepFlow:
         self._outbox.forget_before(self._place.applied - 1)
         self._inputs.clear()
         self._dropped.clear()
+        self._used.clear()
         self.state, self._restart = None, False
 
     def reroute(self, running: Action | None) -> bool:
@@ -93,11 +95,18 @@ class StepFlow:
         assert self.state is not None
         forward = action.verb is Verb.FORWARD
         self.state.move(action.microbatch, Signal.END_F if forward else Signal.END_B)
+        effects: list[Effect] = [] if forward else self._say_used(self.state.step, action.microbatch)
         if payload is None:
-            return []
+            return effects
         kind = Kind.FORWARD if forward else Kind.BACKWARD
         self._outbox.keep(kind, self.state.step, action.microbatch, payload)
-        return [*self._send(kind, self.state.step, action.microbatch, payload)]
+        return [*effects, *self._send(kind, self.state.step, action.microbatch, payload)]
+
+    def used(self, event: Used) -> list[Effect]:
+        """A neighbour has used a gradient."""
+        if self.state is not None and event.step == self.state.step:
+            self._used.add((event.microbatch, event.peer))
+        return []
 
     def void(self, action: Action) -> None:
         """It has ended, but its microbatch is routed elsewhere now: its activations are not needed."""
@@ -137,6 +146,21 @@ class StepFlow:
         kinds = {Phase.WAITING: Kind.FORWARD, Phase.FORWARDED: Kind.BACKWARD}
         return [(m, kinds[self.state.phase(m)]) for m in self.state if self.state.phase(m) in kinds]
 
+    def unused(self) -> list[tuple[int, str]]:
+        """(microbatch, peer): gradients of the step that are made and of which that peer has not said it used them."""
+        place = self._place
+        if self.state is None or place.stage == 0:
+            return []
+        made = [m for m in self.state if self._outbox.find(Kind.BACKWARD, self.state.step, m) is not None]
+        served = [(m, place.server(place.stage - 1, self.state.step, m)) for m in made]
+        return [(m, peer) for m, peer in served if peer is not None and (m, peer) not in self._used]
+
+    def again_unused(self) -> list[Effect]:
+        """Send the gradients again of which nothing was heard."""
+        step = self._place.applied + 1
+        sent = [(m, self._outbox.find(Kind.BACKWARD, step, m)) for m, _ in self.unused()]
+        return [send for m, payload in sent for send in self._send(Kind.BACKWARD, step, m, payload)]
+
     def wants(self, only: str | None = None) -> list[Effect]:
         """Questions for what is missing, to each neighbour (or only that one) that is to send it."""
         asked: dict[str, dict[Kind, list[int]]] = {}
@@ -160,7 +184,27 @@ class StepFlow:
                 payload = self._outbox.find(kind, event.step, microbatch)
                 if payload is not None:
                     effects += [s for s in self._send(kind, event.step, microbatch, payload) if s.peer == event.peer]
+                else:
+                    effects += self._irreplaceable(kind, event, microbatch)
         return effects
+
+    def _irreplaceable(self, kind: Kind, event: Wanted, microbatch: int) -> list[Effect]:
+        """What was made of two steps is kept, so what is wanted of those and is not here nobody has."""
+        place, step = self._place, event.step
+        asker = place.stage + (1 if kind is Kind.FORWARD else -1)
+        if not place.applied - 1 <= step <= place.applied or not place.newest.restored < step:
+            return []
+        if (place.server(place.stage, step, microbatch), place.server(asker, step, microbatch)) != (
+            place.peer,
+            event.peer,
+        ):
+            return []
+        what = "coordinates" if kind is Kind.FORWARD else "gradient"
+        reason = (
+            f"{event.peer} needs the {what} of step {step}, microbatch {microbatch} from stage {place.stage}, which "
+            "has applied that step with the part of a peer that is lost"
+        )
+        return [Irreplaceable(place.newest.epoch, step, reason)]
 
     def again(self, peer: str) -> list[Effect]:
         """The link to `peer` was broken: send what it may have missed."""
@@ -169,9 +213,24 @@ class StepFlow:
 
     def _answer_repeat(self, event: Arrived) -> list[Effect]:
         payload = self._outbox.find(Kind.BACKWARD, event.step, event.microbatch)
-        if event.kind is Kind.BACKWARD or payload is None:
+        if event.kind is Kind.BACKWARD:
+            past = event.step <= self._place.applied
+            done = past or (event.microbatch in self._here and self._here.phase(event.microbatch) is Phase.DONE)
+            return self._say_used(event.step, event.microbatch) if done else []
+        if payload is None:
             return []
         return [*self._send(Kind.BACKWARD, event.step, event.microbatch, payload)]
+
+    @property
+    def _here(self) -> StepState:
+        assert self.state is not None
+        return self.state
+
+    def _say_used(self, step: int, microbatch: int) -> list[Effect]:
+        if self._place.stage == self._place.last_stage:
+            return []
+        peer = self._place.server(self._place.stage + 1, step, microbatch)
+        return [] if peer is None else [SendUsed(peer, self._place.newest.number, step, microbatch)]
 
     def _send(self, kind: Kind, step: int, microbatch: int, payload: Payload) -> list[Send]:
         stage = self._place.stage + (1 if kind is Kind.FORWARD else -1)

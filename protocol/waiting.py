@@ -24,7 +24,8 @@ def wait(run: RunState, now: float) -> list[Effect]:
     candidates = _candidates(run)
     newest = _newest_allowed(run)
     held = {s for c in candidates for steps in c.held.values() for s in steps if newest is None or s <= newest} - {0}
-    from_start = not held and (run.reached < run.terms.checkpoint_every)
+    # Until all stages have had the time for a second checkpoint, those of the first may have died half written.
+    from_start = run.reached < 2 * run.terms.checkpoint_every
     found = assign(candidates, run.costs, from_start, newest)
     if isinstance(found, Shortage):
         return _starve(run, found, now)

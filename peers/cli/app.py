@@ -126,6 +126,8 @@ def peer_join(
     keep_gradients: Annotated[Path | None, typer.Option("--keep-gradients", hidden=True)] = None,
     verbose: Verbose = False,
     with_parent: Parent = None,
+    fault: Annotated[str | None, typer.Option("--fault", hidden=True)] = None,
+    load_file: Annotated[Path | None, typer.Option("--load-file", hidden=True)] = None,
 ) -> None:
     """Join a run, get a stage, and train until the run ends or Ctrl-C."""
     from peers.cli import peer as command
@@ -144,6 +146,8 @@ def peer_join(
         keep_gradients,
         verbose,
         with_parent,
+        fault,
+        load_file,
     )
     raise typer.Exit(command.join(invite, options))
 

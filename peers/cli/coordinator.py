@@ -128,7 +128,7 @@ def _print_invite(folder: RunFolder, invite: Invite) -> None:
 def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> int:
     from peers.plot import plot_loss
 
-    rows = list(opened.folder.rows())
+    rows = opened.folder.rows()
     if rows:
         plot_loss(rows, opened.manifest.unigram_loss, opened.manifest.run_id, opened.folder.plot)
     say(f"ended after step {end.step} of {opened.manifest.config.train.steps}: {end.reason}")

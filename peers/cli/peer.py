@@ -18,6 +18,7 @@ from peers.cli.common import (
     set_up_logging,
     watch_parent,
 )
+from peers.faults import Fault
 from peers.leftovers import FolderLock
 from peers.peer_options import PeerOptions
 from protocol.errors import IsthmusError, UserError
@@ -42,16 +43,20 @@ class JoinOptions:
     keep_gradients: Path | None
     verbose: bool
     with_parent: int | None
+    fault: str | None
+    load_file: Path | None
 
 
 def join(text: str, options: JoinOptions) -> int:
     """Join the run that the invite `text` names; the exit code."""
     set_up_logging(options.verbose)
     invite = Invite.parse(text)
+    fault = Fault() if options.fault is None else Fault.parse(options.fault)
     limit_threads(options.threads)
     device = choose_device(options.device)
     with held_folder(options.directory, Path("runs") / invite.run_id) as lock:
-        return asyncio.run(_serve(invite, lock, PeerOptions(lock.folder, device, options.keep_gradients), options))
+        own = PeerOptions(lock.folder, device, options.keep_gradients, fault=fault, load=options.load_file)
+        return asyncio.run(_serve(invite, lock, own, options))
 
 
 def choose_device(device: str) -> str:

@@ -144,6 +144,8 @@ class Coordinator:
                 self._feed(membership.Differs(sender, step, hashes))
             case ("accuse", str(accused), str(reason)):
                 self._feed(membership.Accused(sender, accused, reason))
+            case ("irreplaceable", int(epoch), int(step), str(reason)):
+                self._feed(membership.Irreplaceable(sender, epoch, step, reason))
             case ("lost track", str(reason)):
                 self._feed(membership.LostTrack(sender, reason))
 
@@ -190,7 +192,9 @@ class Coordinator:
             counts["restores"] += view.epoch > old.epoch
             same = view.epoch == old.epoch
             counts["planned views"] += same and view.first_step > old.first_step
-            lost = sum(not r.alive for rs in view.stages for r in rs) - sum(not r.alive for rs in old.stages for r in rs)
+            lost = sum(not r.alive for rs in view.stages for r in rs) - sum(
+                not r.alive for rs in old.stages for r in rs
+            )
             counts["replicas lost by a view"] += max(0, lost) * same
         learners = sum(r.weight == 0 and r.before == 0 and r.alive for rs in view.stages for r in rs)
         counts["views with learners"] += learners > 0

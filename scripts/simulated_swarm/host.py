@@ -16,6 +16,7 @@ from protocol.effects import (
     Differs,
     Effect,
     FindState,
+    Irreplaceable,
     KeepState,
     LostTrack,
     Ready,
@@ -26,6 +27,7 @@ from protocol.effects import (
     SendGone,
     SendOffer,
     SendTaken,
+    SendUsed,
     SendWant,
     StepApplied,
     WantBlob,
@@ -43,6 +45,7 @@ from protocol.events import (
     Stalled,
     StateFound,
     Taken,
+    Used,
     ViewChanged,
     Wanted,
 )
@@ -148,6 +151,9 @@ class Host:
             case Accuse(peer, reason):
                 self._swarm.counts["accused"] += 1
                 self.peer.tell(("accuse", peer, reason))
+            case Irreplaceable(epoch, step, reason):
+                self._swarm.counts["irreplaceable"] += 1
+                self.peer.tell(("irreplaceable", epoch, step, reason))
             case LostTrack(reason):
                 self._swarm.counts["lost track"] += 1
                 self.peer.tell(("lost track", reason))
@@ -173,6 +179,8 @@ class Host:
                 self.peer.send(peer, Taken(name, blob))
             case SendWant(peer, view, step, forward, backward):
                 self.peer.send(peer, Wanted(name, view, step, forward, backward))
+            case SendUsed(peer, view, step, microbatch):
+                self.peer.send(peer, Used(name, view, step, microbatch))
             case WantBlob(peer, view, key):
                 self.peer.send(peer, BlobWanted(name, view, key))
             case SendGone(peer, view, key):
@@ -194,7 +202,11 @@ class Host:
         self._swarm.clock.after(seconds, self.peer.unless_frozen(lambda: self._ends(work)))
         if phase:
             self._swarm.faults.phase(self.peer, phase)
-        if verb is Verb.APPLY and self.machine.view and self.peer.name in self.machine.view.followers(self.stage, work.step):
+        if (
+            verb is Verb.APPLY
+            and self.machine.view
+            and self.peer.name in self.machine.view.followers(self.stage, work.step)
+        ):
             self._swarm.faults.phase(self.peer, "while it follows")
 
     def _ends(self, work: Compute) -> None:

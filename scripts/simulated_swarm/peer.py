@@ -181,7 +181,6 @@ class Peer:
             case ("admitted",):
                 self._admitted = True
             case ("unknown",):
-                self._admitted = False
                 self._join()
             case ("view", View() as view):
                 self._take(view)
@@ -199,14 +198,13 @@ class Peer:
                 self.ended = reason
 
     def _take(self, view: View) -> None:
-        if self.view is not None and view.number <= self.view.number:
+        if not self._admitted or (self.view is not None and view.number <= self.view.number):
             return
         self.view = view
         stage = view.stage_of(self.name)
         if stage is None:
             self.host = None
             return
-        self._admitted = True
         place = (view.epoch, stage, view.replica(self.name).start)
         if self.host is None or self.host.place != place:
             if self.host is not None:

@@ -119,7 +119,9 @@ class Scenario:
 
 def _faults(rng: random.Random, steps: int, replicas: tuple[int, ...]) -> tuple[PlannedFault, ...]:
     if max(replicas) > 2 and rng.random() < 0.15:
-        return (PlannedFault("flip", rng.randint(1, max(1, steps // 2)), "during PART"),)  # before it, others are misled
+        return (
+            PlannedFault("flip", rng.randint(1, max(1, steps // 2)), "during PART"),
+        )  # before it, others are misled
     faults = [_fault(rng, steps) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 5]))]
     if rng.random() < 0.25:
         faults.append(PlannedFault("kill the coordinator", rng.randint(0, steps - 1), seconds=rng.uniform(1, 40)))

@@ -66,7 +66,9 @@ class Swarm:
             self.counts["ended: garbage from the last of a stage"] += 1  # a decision of `protocol.losses.accused`
             return
         self.checks.check(not end.failed, f"the run failed: {end.reason}")
-        self.checks.check(end.step == self.scenario.steps, f"the run ended at {end.step} of {self.scenario.steps} steps")
+        self.checks.check(
+            end.step == self.scenario.steps, f"the run ended at {end.step} of {self.scenario.steps} steps"
+        )
         self.checks.ended()
         self.counts["runs"] += 1
         self.counts["steps"] += self.scenario.steps
@@ -112,10 +114,16 @@ class Swarm:
         rows = [
             f"    {p.name}: {'frozen' if p.frozen else 'alive' if p.alive else 'dead'}, view "
             f"{p.view.number if p.view else None}, "
-            + (f"stage {p.host.stage}, applied {p.host.machine.applied}, waits for {p.host.machine.waits_for()}" if p.host else "no place")
+            + (
+                f"stage {p.host.stage}, applied {p.host.machine.applied}, waits for {p.host.machine.waits_for()}"
+                if p.host
+                else "no place"
+            )
             for p in self.peers.values()
         ]
         newest = self.coordinator.view
         last = self.scenario.steps
-        text = "\n".join([f"still not at step {last}; {self.coordinator.phase}, {self.coordinator.notice!r}", *rows, f"    {newest}"])
+        text = "\n".join(
+            [f"still not at step {last}; {self.coordinator.phase}, {self.coordinator.notice!r}", *rows, f"    {newest}"]
+        )
         self.checks.fail(text)

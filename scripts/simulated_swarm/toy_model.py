@@ -69,7 +69,9 @@ class ToyState:
     @classmethod
     def first(cls, run: ToyRun, stage: int) -> ToyState:
         """What the seed gives."""
-        return cls(drawn("w", run.seed, stage), ballast=tuple(drawn("b", run.seed, stage, i) for i in range(run.ballast)))
+        return cls(
+            drawn("w", run.seed, stage), ballast=tuple(drawn("b", run.seed, stage, i) for i in range(run.ballast))
+        )
 
     def after(self, run: ToyRun, step: int, sums: Sequence[int]) -> ToyState:
         """The state after an update by the step's sums of gradients and pulls, and by its new basis."""

@@ -103,6 +103,12 @@ def test_stages_without_a_peer_are_named() -> None:
     assert assign([Candidate("ann")], costs(2), True) == Shortage((1,), "stage 1 needs a peer")
 
 
+def test_the_stage_that_is_named_is_the_one_that_lost_its_peer() -> None:
+    """Not another one, from which a peer could be taken for it."""
+    there = [Candidate("ann", stage=0), Candidate("cleo", stage=2)]
+    assert assign(there, costs(3), True) == Shortage((1,), "stage 1 needs a peer")
+
+
 def test_what_was_matched_stays_matched() -> None:
     first = matched({0: ["ann"], 1: ["ann"]}, {})
     assert first == {0: "ann"}

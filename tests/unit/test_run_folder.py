@@ -148,6 +148,13 @@ def test_events_read_back(folder: RunFolder) -> None:
     assert list(folder.noted()) == [{"text": "view 1"}]
 
 
+def test_a_row_replaces_those_that_a_run_which_went_back_could_not_remove(folder: RunFolder) -> None:
+    folder.create(MANIFEST, KEY)
+    append_lines(folder.metrics, [{"step": step, "life": 1} for step in (1, 2, 3, 4)])
+    append_lines(folder.metrics, [{"step": step, "life": 2} for step in (3, 4, 5)])
+    assert [(row["step"], row["life"]) for row in folder.rows()] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
+
+
 def test_forgetting_before_the_first_row(folder: RunFolder) -> None:
     folder.create(MANIFEST, KEY)
     folder.forget_rows_after(0)

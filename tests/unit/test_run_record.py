@@ -115,6 +115,20 @@ def test_a_coordinator_that_died_while_it_went_back_forgets_the_rows_when_it_ret
     assert (third.seen, steps(folder)) == (3, [1, 2, 3])
 
 
+def test_a_full_disk_does_not_keep_the_run_from_going_back(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    do(record, 1, 2, 3, 4)
+    monkeypatch.setattr(RunFolder, "forget_rows_after", full)
+    record.restore(2, 1)
+    assert record.seen == 2
+    assert do(record, 3, 4) == [3, 4] and steps(folder) == [1, 2, 3, 4]
+    assert len(folder.metrics.read_text().splitlines()) == 6
+
+
 def test_going_back_to_a_step_that_has_no_row_yet_forgets_none(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
     record.begin(1, 0)
@@ -145,6 +159,23 @@ def test_totals_are_of_all_daemons_over_all_starts(folder: RunFolder) -> None:
     assert found["wire"]["tokens"] == 3 * CONFIG.tokens_per_step and found["steps"] == 3
     assert found["wire"]["chunk_payload_bytes"] == 7
     assert found["peers"] == [{"peer": "a", "stage": 0, "sent_bytes": 112}]
+
+
+def test_what_killed_daemons_sent_unnoted_is_left_out_with_its_tokens(folder: RunFolder) -> None:
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    do(record, 1, 2)
+    record.note(A, WireTotals(forward_payload=200))
+    folder.remember({"wire": record.to_json(NOTHING)})
+    do(record, 3, 4)  # then everything is killed, and goes on from the checkpoints of step 3
+    again = RunRecord(folder, MANIFEST)
+    again.begin(4, 1)
+    rows = again.add(("a", "t"), [report(4, 0, 50)], 0) + again.add(("b", "t"), [report(4, 1, 50)], 0)
+    assert rows[0]["forward_bytes_per_token"] == 100 / CONFIG.tokens_per_step
+    again.note(("a", "t"), WireTotals(forward_payload=100))
+    again.report(End(4, False, "done"), [], NOTHING)
+    found = json.loads(folder.report.read_text())["wire"]
+    assert (found["forward_payload_bytes"], found["tokens"]) == (300, 3 * CONFIG.tokens_per_step)
 
 
 def test_trained_tokens_count_also_where_the_run_went_back(folder: RunFolder) -> None:

@@ -1,0 +1,131 @@
+"""The stage that a peer serves, by the newest view: here its worker is built, fed, replaced and let go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from peers.neighbours import Neighbours
+from peers.peer_inbox import PeerInbox
+from peers.stage_worker import IDLE, StageWorker, WorkerParts
+from protocol.errors import RemoteError
+from protocol.events import Stalled, ViewChanged
+from protocol.frame import Frame, control
+from protocol.membership_events import short_peer
+from protocol.records import VIEW
+from protocol.signing import open_record
+from protocol.view import View
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a view meant for this peer: it lost its place; the run went back to the step `restored`."""
+
+    dropped: bool = False
+    restored: int | None = None
+
+
+class Tenure:
+    """Serves what the views of the coordinator with `coordinator_key` ask of this peer."""
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        coordinator_key: str,
+        inbox: PeerInbox,
+        neighbours: Neighbours,
+        say: Callable[[str], None],
+    ) -> None:
+        self._parts, self._key = parts, coordinator_key
+        self._inbox, self._neighbours, self._say = inbox, neighbours, say
+        self.worker: StageWorker | None = None
+        self.view: View | None = None
+        self._record = ""
+
+    @property
+    def epoch(self) -> int:
+        """The newest view's."""
+        return 0 if self.view is None else self.view.epoch
+
+    @property
+    def finished(self) -> bool:
+        """Whether the newest view asks for no further step."""
+        return self.worker is not None and self.worker.machine.finished
+
+    def waits_for(self) -> str:
+        """What is waited for, in words; `nothing`: it is at work, or has finished."""
+        return "a view" if self.worker is None else self.worker.machine.waits_for()
+
+    def state(self) -> dict[str, Any]:
+        """What the coordinator is told in each report."""
+        return IDLE if self.worker is None else self.worker.state()
+
+    async def take(self, record: str) -> Change:
+        """Act on a view, if it is newer than the newest.
+
+        Raises:
+            RemoteError: not signed by the coordinator, or no view.
+        """
+        view = View.from_json(open_record(record.encode(), VIEW, self._key))
+        if self.view is not None and view.number <= self.view.number:
+            return Change()
+        me, former = self._parts.transport.peer_id, self.worker
+        stage, back = view.stage_of(me), view.goes_back(self.view, me)
+        if back:
+            await self._parts.files.forget_after(view.restored)
+        self.view, self._record = view, record
+        self._neighbours.changed(view, stage)
+        if former is not None and not former.serves(view):
+            self.worker = None
+            await former.close()
+        if stage is not None:
+            await self._serve(view, stage)
+        return Change(stage is None and former is not None, view.restored if back else None)
+
+    async def _serve(self, view: View, stage: int) -> None:
+        if self.worker is None:
+            self.worker = await self._begin(view, stage)
+        self.worker.feed(ViewChanged(view))
+        await self.worker.checkpoint_at_end()
+        for peer, frame in self._inbox.release():
+            self._feed(self.worker, peer, frame)
+
+    async def _begin(self, view: View, stage: int) -> StageWorker:
+        replica = view.replica(self._parts.transport.peer_id)
+        in_file = replica.start == view.restored and replica.start in self._parts.files.held().get(stage, [])
+        held = replica.start == 0 or in_file
+        how = f"from step {replica.start + 1} on" if held else f"as soon as it has the state after step {replica.start}"
+        self._say(f"serving stage {stage} of {len(view.stages)} {how}")
+        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking=not held, tell_view=self._tell_view)
+        await worker.build()
+        return worker
+
+    def on_frame(self, peer: str, frame: Frame) -> None:
+        """A frame of another peer, no view."""
+        if self.worker is None:
+            self._inbox.hold(peer, frame)
+        else:
+            self._feed(self.worker, peer, frame)
+
+    def _feed(self, worker: StageWorker, peer: str, frame: Frame) -> None:
+        try:
+            worker.feed(self._inbox.event(peer, frame, worker.stage))
+        except RemoteError as error:
+            logger.warning("refused what %s sent: %s", short_peer(peer), error)
+
+    def stalled(self, peer: str | None = None) -> None:
+        """Nothing came for long, or the link to `peer` is back."""
+        if self.worker is not None:
+            self.worker.feed(Stalled(peer))
+
+    def _tell_view(self, peer: str) -> None:
+        self._parts.send(peer, control({"type": "view", "record": self._record}))
+
+    async def close(self) -> None:
+        """Let go of the stage."""
+        if self.worker is not None:
+            await self.worker.close()

@@ -1,0 +1,106 @@
+"""Disturb a swarm of two replicas a stage, and compare it with one that nobody disturbed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers.cli.common import complain, say, set_up_logging
+from protocol.errors import IsthmusError, UserError
+from swarm.cases import LAST, Case, matrix
+from swarm.chaos import Outcome, disturb
+from swarm.prepared import Prepared, prepare
+from swarm.script import Act, format_script, parse_script, plan
+from swarm.tables import matrix_line, say_outcome
+
+EVERY_STEPS = 20  # steps between two disturbances of a seed
+CASE_SECONDS = 300.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+RunFile = Annotated[
+    Path, typer.Argument(metavar="RUN.toml", help="The run's configuration, such as configs/chaos.toml.")
+]
+Seed = Annotated[int | None, typer.Option(help="What is done follows from it (default: a new one, which is printed).")]
+Minutes = Annotated[float, typer.Option(min=0.1, help="A run that takes longer has failed.")]
+Matrix = Annotated[bool, typer.Option("--matrix", help="One short run for each kind of disturbance.")]
+Only = Annotated[str | None, typer.Option(help="Of the matrix, only the cases whose name has this in it.")]
+Script = Annotated[str | None, typer.Option(help='Do this: "step 20; kill 0a; wait 5; start 0a".')]
+Cache = Annotated[Path, typer.Option(help="Where the undisturbed runs and the swarm's folders are.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Make the undisturbed run again: the arithmetic has changed.")]
+
+
+def main() -> None:
+    """Run the command line; errors meant for a person become one line and an exit code."""
+    set_up_logging(verbose=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the swarm is ended then, too
+    try:
+        app()
+    except IsthmusError as error:
+        complain(f"error: {error}")
+        sys.exit(error.exit_code)
+
+
+@app.command(help=__doc__)
+def chaos(
+    run: RunFile,
+    seed: Seed = None,
+    minutes: Minutes = 15.0,
+    all_cases: Matrix = False,
+    only: Only = None,
+    script: Script = None,
+    cache: Cache = Path("runs/chaos"),
+    fresh: Fresh = False,
+) -> None:
+    """See the module's text."""
+    prepared = prepare(run, cache, fresh)
+    if all_cases or only is not None:
+        raise typer.Exit(_run_matrix(prepared, cache, only or ""))
+    if script is not None:
+        acts = parse_script(script)
+    else:
+        seed = random.randrange(1 << 31) if seed is None else seed
+        last_step = prepared.config.train.steps
+        acts = plan(seed, prepared.replicas, prepared.first_step, last_step, EVERY_STEPS)
+        say(f"seed {seed}: {format_script(acts)}")
+    raise typer.Exit(_run_one(prepared, cache / "seed", acts, minutes))
+
+
+def _run_one(prepared: Prepared, root: Path, acts: list[Act], minutes: float) -> int:
+    outcome = disturb(prepared, root, acts, {}, prepared.config.train.steps, 60 * minutes)
+    say_outcome(outcome)
+    say(f"what everybody said is in {root / 'logs'}")
+    return int(bool(outcome.wrong))
+
+
+def _run_matrix(prepared: Prepared, cache: Path, only: str) -> int:
+    cases = [case for case in matrix(prepared.config.pipeline.stages) if only in case.name]
+    if not cases:
+        raise UserError(f"expected --only to fit the name of a case, got {only!r}")
+    failed = 0
+    for case in cases:
+        outcome = run_case(prepared, cache / "matrix" / case.name.replace(" ", "-"), case)
+        say(matrix_line(case.name, outcome))
+        failed += bool(outcome.wrong)
+    say(f"{len(cases) - failed} of {len(cases)} cases are as the undisturbed run")
+    return int(failed > 0)
+
+
+def run_case(prepared: Prepared, root: Path, case: Case, seconds: float = CASE_SECONDS) -> Outcome:
+    """Run one case of the matrix in `root`.
+
+    Raises:
+        UserError: the run has too few steps for it.
+    """
+    every, first = prepared.config.checkpoint.every, prepared.first_step
+    last_step = (first + LAST) // every * every
+    if last_step > prepared.config.train.steps:
+        raise UserError(
+            f"expected a run of at least {last_step} steps, got train.steps = {prepared.config.train.steps}"
+        )
+    return disturb(prepared, root, case.acts(first), case.faults_at(first), last_step, seconds)

@@ -1,0 +1,58 @@
+"""What a disturbed run is like, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from peers.cli.common import say
+from swarm.chaos import Outcome
+from swarm.timing import Loss
+
+
+def say_outcome(outcome: Outcome) -> None:
+    """All of it."""
+    for line in _deeds(outcome):
+        say(line)
+    say("how long the run stood still, and when it did without the peer:")
+    for line in _losses(outcome.losses):
+        say(line)
+    found = outcome.comparison
+    say(
+        f"{outcome.seconds:.0f} s, {outcome.count('view')} views, {outcome.count('join')} joins, "
+        f"{outcome.count('takeover')} coordinators that took over"
+    )
+    say(
+        f"against the undisturbed run: losses within {found.loss:.1e}, parameters within {found.parameters:.1e}; "
+        f"last states at {', '.join(map(str, found.replicas))} peers"
+    )
+    for text in outcome.wrong:
+        say(f"WRONG: {text}")
+    if not outcome.wrong:
+        say("all as in the undisturbed run, and nothing left behind")
+
+
+def _deeds(outcome: Outcome) -> Iterator[str]:
+    """What was done, and what the coordinator decided, in the order of time."""
+    lines = [(done.time, f"step {done.step:<5} {done.act}") for done in outcome.done]
+    lines += [(float(str(e["time"])), f"           - {e['text']}") for e in outcome.events if e["kind"] != "notice"]
+    for time, text in sorted(lines):
+        yield f"{datetime.fromtimestamp(time).strftime('%H:%M:%S.%f')[:-5]}  {text}"
+
+
+def _losses(losses: Sequence[Loss]) -> Iterator[str]:
+    for loss in losses:
+        out = "-" if loss.excluded is None else f"{loss.excluded:.1f} s"
+        yield f"{loss.done.act!s:<20} step {loss.done.step:<5} out after {out:<7} stood {loss.stood:5.1f} s  {loss.why}"
+
+
+def matrix_line(name: str, outcome: Outcome) -> str:
+    """One line for one case."""
+    verdict = "ok    " if not outcome.wrong else "FAILED"
+    stood = max((loss.stood for loss in outcome.losses), default=0.0)
+    found = outcome.comparison
+    line = (
+        f"{verdict} {name:<32} losses {found.loss:.1e}  parameters {found.parameters:.1e}  "
+        f"{outcome.count('view')} views  stood {stood:4.1f} s  {outcome.seconds:3.0f} s"
+    )
+    return line + "".join(f"\n         {text}" for text in outcome.wrong)
