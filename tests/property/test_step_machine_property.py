@@ -311,6 +311,11 @@ class AnyEvents(RuleBasedStateMachine):
         if then:
             self.all_of_the_step_come(kind=Kind.FORWARD)
 
+    @precondition(lambda self: self.running is not None and self.running.action == APPLY)
+    @rule(pick=PICK)
+    def somebody_is_lost_while_the_sum_is_made(self, pick: int) -> None:
+        self.somebody_is_lost(pick=pick, here=True, then=True)
+
     @precondition(lambda self: self.view.number > 0)
     @rule(stage=PICK, ahead=st.integers(-1, 3), back=st.booleans())
     def somebody_joins(self, stage: int, ahead: int, back: bool) -> None:
