@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.blob import DIGEST_BYTES, Blob, BlobKey, BlobKind, Meta, Offer
-from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken, SendWant, WantBlob
+from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken, SendUsed, SendWant, WantBlob
 from protocol.errors import BadFrame
-from protocol.events import BlobGone, BlobWanted, ChunkArrived, ChunkAsked, Offered, Taken, Wanted
+from protocol.events import BlobGone, BlobWanted, ChunkArrived, ChunkAsked, Offered, Taken, Used, Wanted
 from protocol.frame import HEADER_BYTES, Frame, Header, Kind, control, parse_control
 from protocol.messages import MOST_MICROBATCHES, chunk_event, to_event, to_frame
 
@@ -81,6 +81,7 @@ SAID = st.one_of(
     st.builds(SendOffer, st.just("ben"), COUNTS, BLOBS.map(lambda blob: blob.offer)),
     st.builds(AskChunk, st.just("ben"), IDS, COUNTS),
     st.builds(SendTaken, st.just("ben"), IDS),
+    st.builds(SendUsed, st.just("ben"), COUNTS, COUNTS, COUNTS),
     st.builds(SendWant, st.just("ben"), COUNTS, COUNTS, MICROBATCHES, MICROBATCHES),
     st.builds(WantBlob, st.just("ben"), COUNTS, KEYS),
     st.builds(SendGone, st.just("ben"), COUNTS, KEYS),
@@ -89,6 +90,7 @@ HEARD = {
     SendOffer: Offered,
     AskChunk: ChunkAsked,
     SendTaken: Taken,
+    SendUsed: Used,
     SendWant: Wanted,
     WantBlob: BlobWanted,
     SendGone: BlobGone,
@@ -119,8 +121,8 @@ def test_a_chunk_of_any_bytes_is_a_chunk_or_a_bad_frame(raw: bytes) -> None:
         assert event.blob == raw[:16] and bytes(event.data) == raw[20:]
 
 
-FIELDS = ("view", "offer", "blob", "chunk", "step", "forward", "backward", "key")
-WORDS = st.sampled_from(["offer", "ask", "taken", "want", "want_blob", "gone", "view"])
+FIELDS = ("view", "offer", "blob", "chunk", "step", "microbatch", "forward", "backward", "key")
+WORDS = st.sampled_from(["offer", "ask", "taken", "used", "want", "want_blob", "gone", "view"])
 NEARLY = st.one_of(JSON, COUNTS, IDS.map(bytes.hex), KEYS.map(BlobKey.to_json), BLOBS.map(lambda b: b.offer.to_json()))
 
 
