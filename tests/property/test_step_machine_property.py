@@ -18,6 +18,7 @@ from protocol.effects import (
     Differs,
     Effect,
     FindState,
+    Irreplaceable,
     KeepState,
     LostTrack,
     Ready,
@@ -27,6 +28,7 @@ from protocol.effects import (
     SendGone,
     SendOffer,
     SendTaken,
+    SendUsed,
     SendWant,
     StepApplied,
     WantBlob,
@@ -44,6 +46,7 @@ from protocol.events import (
     Stalled,
     StateFound,
     Taken,
+    Used,
     ViewChanged,
     Wanted,
 )
@@ -163,6 +166,18 @@ class AnyEvents(RuleBasedStateMachine):
         wanted = Wanted(self.someone(peer), number, step, asked if forward else (), () if forward else asked)
         for effect in self.feed(wanted):
             assert not isinstance(effect, Send) or effect.peer == wanted.peer
+
+    @rule(peer=PICK, later=NUMBER, ahead=st.integers(-1, 2), microbatch=st.integers(-1, 6))
+    def a_gradient_is_said_to_be_used(self, peer: int, later: int, ahead: int, microbatch: int) -> None:
+        number, step = max(0, self.view.number + later), max(0, self.applied + ahead)
+        self.feed(Used(self.someone(peer), number, step, microbatch))
+
+    @rule()
+    def all_gradients_are_used(self) -> None:
+        for microbatch in range(self.count(self.applied + 1)):
+            user = self.sender(Kind.FORWARD, self.applied + 1, microbatch)
+            if user is not None:
+                self.feed(Used(user, self.view.number, self.applied + 1, microbatch))
 
     # Work
 
@@ -390,6 +405,11 @@ class AnyEvents(RuleBasedStateMachine):
                 assert view == self.view.number and step == self.applied + 1 and forward + backward
                 assert all(self.server(self.stage - 1, step, m) == peer for m in forward)
                 assert all(self.server(self.stage + 1, step, m) == peer for m in backward)
+            case SendUsed(peer, view, step, microbatch):
+                assert view == self.view.number and step <= self.machine.applied + 1
+                assert self.server(self.stage + 1, step, microbatch) == peer
+            case Irreplaceable(epoch, step, reason):
+                assert epoch == self.view.epoch and step <= self.applied and reason
             case WantBlob(peer, view, key):
                 assert view == self.view.number and key.stage == self.stage and peer != ME
             case SendGone(_, view, _):

@@ -96,6 +96,6 @@ def test_a_field_that_is_nonsense_is_refused(kind: str, field: str, value: Any) 
 @pytest.mark.parametrize("kind", [None, 7, "", "chunk", "view", "join", ["offer"], "x" * 10_000])
 def test_what_is_no_message_of_a_peer_is_refused(kind: Any) -> None:
     with pytest.raises(
-        BadFrame, match=r"expected an offer, ask, taken, want, want_blob or gone of a peer, got .{0,42}$"
+        BadFrame, match=r"expected an offer, ask, taken, used, want, want_blob or gone of a peer, got .{0,42}$"
     ):
         to_event("ann", {"type": kind})
