@@ -70,8 +70,12 @@ def _others(places: list[int]) -> list[Case]:
         f"stopped {middle}a; wait 30; continue {middle}a",
         {f"{middle}a": "reduction@{5}:stop"},
     )
+    # A newcomer goes where it is needed most: whichever stage that is, one of its two donors dies.
     donor = Case(
-        "donor killed",
+        "one of two donors killed", "step {3}; start new-1", {f"{stage}b": "donor@2" for stage in range(last + 1)}
+    )
+    only_donor = Case(
+        "only donor killed",
         f"step {{3}}; kill {middle}a; wait 1; renew {middle}a; gone {middle}b; wait 2; start {middle}b",
         {f"{middle}b": "donor@2"},
     )
@@ -79,4 +83,4 @@ def _others(places: list[int]) -> list[Case]:
         "newcomer killed",
         f"step {{3}}; kill {middle}a; renew {middle}a newcomer@2; gone {middle}a; start {middle}a",
     )
-    return [reduction, donor, newcomer, *(Case(name, script) for name, script in scripts.items())]
+    return [reduction, donor, only_donor, newcomer, *(Case(name, script) for name, script in scripts.items())]
