@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from swarm.cases import LAST, Case, matrix
+from swarm.cases import LAST_WITH_NEWCOMER, Case, matrix
 from swarm.chaos import Outcome
 from swarm.chaos_command import run_case
 from swarm.prepared import Prepared, prepare
@@ -28,7 +28,7 @@ def prepared(cache: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("chaos")
     config = read_config(CONFIG)
     every = config.checkpoint.every
-    train = config.train.model_copy(update={"steps": (every + 1 + LAST) // every * every})
+    train = config.train.model_copy(update={"steps": (every + 1 + LAST_WITH_NEWCOMER) // every * every})
     data = DataConfig(source="text", path=str(text), vocab_size=512)
     (folder / "run.toml").write_text(format_config(config.model_copy(update={"train": train, "data": data})))
     with pytest.MonkeyPatch.context() as patch:
