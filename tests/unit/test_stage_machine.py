@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 from machines import one_view, rules
 
-from protocol.effects import Accuse, Compute, Effect, Irreplaceable, Refuse, Send, SendUsed, SendWant, StepApplied
+from protocol.effects import (
+    Accuse,
+    Compute,
+    Effect,
+    Irreplaceable,
+    Refuse,
+    Send,
+    SendUsed,
+    SendWant,
+    StepApplied,
+    WantBlob,
+)
 from protocol.events import Arrived, Computed, Spoiled, Stalled, Used, ViewChanged, Wanted
 from protocol.frame import Kind
 from protocol.route import routes
@@ -73,6 +84,8 @@ def short(effects: list[Effect]) -> list[str]:
                 words.append(f"APPLIED{effect.step}{'!' if effect.last else ''}")
             case Refuse():
                 words.append("REFUSE STALE" if effect.stale else "REFUSE")
+            case WantBlob():
+                words.append(f"WANT {effect.key.kind} of {effect.peer}")
             case Accuse():
                 words.append(f"ACCUSE {effect.peer}")
             case _:
