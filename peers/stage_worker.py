@@ -212,7 +212,9 @@ class StageWorker:
                 self._start(effect)
             case Send():
                 send(effect.peer, self._frame(effect))
-            case SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendUsed() | SendWant() | WantBlob() | SendGone():
+            case (
+                SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendUsed() | SendWant() | WantBlob() | SendGone()
+            ):
                 send(effect.peer, to_frame(effect))
             case StepApplied(step):
                 self._report(step)

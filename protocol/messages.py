@@ -78,7 +78,9 @@ def to_event(peer: str, message: Mapping[str, Any]) -> Heard:
         case "gone":
             return BlobGone(peer, _count(message, "view"), BlobKey.from_json(message.get("key")))
         case other:
-            raise BadFrame(f"expected an offer, ask, taken, used, want, want_blob or gone of a peer, got {str(other)[:40]!r}")
+            raise BadFrame(
+                f"expected an offer, ask, taken, used, want, want_blob or gone of a peer, got {str(other)[:40]!r}"
+            )
 
 
 def _count(message: Mapping[str, Any], name: str) -> int:
