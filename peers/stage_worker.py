@@ -237,7 +237,8 @@ class StageWorker:
                 tell({"type": "irreplaceable", "epoch": epoch, "step": step, "reason": reason[:300]})
             case LostTrack(reason):
                 logger.warning("lost track: %s", reason)
-                tell({"type": "lost_track", "reason": reason[:300]})
+                view = 0 if self.machine.view is None else self.machine.view.number
+                tell({"type": "lost_track", "reason": reason[:300], "view": view})
 
     def _refuse(self, refusal: Refuse) -> None:
         # Around every new view some frames are of the old one.

@@ -44,7 +44,7 @@ class _Fetch:
     data: memoryview = field(init=False)
 
     def __post_init__(self) -> None:
-        # Whole from the start, so that the last chunk need not copy all; the system gives its pages as they are written.
+        # Whole from the start, so that the last chunk need not copy all; the system gives pages as they are written.
         self.data = np.empty(self.offer.size, np.uint8).data
 
     def put(self, index: int, chunk: Buffer) -> None:
