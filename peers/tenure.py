@@ -10,7 +10,7 @@ from typing import Any
 from peers.neighbours import Neighbours
 from peers.peer_inbox import PeerInbox
 from peers.stage_worker import IDLE, StageWorker, WorkerParts
-from protocol.errors import RemoteError
+from protocol.errors import RemoteError, RunFailed
 from protocol.events import Stalled, ViewChanged
 from protocol.frame import Frame, control
 from protocol.membership_events import short_peer
@@ -100,7 +100,19 @@ class Tenure:
         held = replica.start == 0 or in_file
         how = f"from step {replica.start + 1} on" if held else f"as soon as it has the state after step {replica.start}"
         self._say(f"serving stage {stage} of {len(view.stages)} {how}")
-        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking=not held, tell_view=self._tell_view)
+        try:
+            return await self._built(view, stage, lacking=not held)
+        except RunFailed as error:
+            if not in_file:
+                raise
+            # A damaged file of one peer must not end the run of all: it fetches what the others have, or says so.
+            logger.warning("%s; the state is fetched from others", error)
+            self._parts.files.changed()
+            return await self._built(view, stage, lacking=True)
+
+    async def _built(self, view: View, stage: int, lacking: bool) -> StageWorker:
+        replica = view.replica(self._parts.transport.peer_id)
+        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking, tell_view=self._tell_view)
         await worker.build()
         return worker
 
