@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
+from peers.coordinator_messages import view_message
 from protocol.errors import BadFrame
+from protocol.frame import MAX_CONTROL_BYTES, control
 from protocol.join_request import LONGEST_ADDRESS, MOST_ADDRESSES, join_message, parse_join
+from protocol.membership import MOST_MEMBERS
 from protocol.peer_report import MOST_STEPS
+from protocol.records import VIEW
+from protocol.signing import SigningKey
+from protocol.view import Replica, View
 
 GOOD = join_message(["/ip4/127.0.0.1/tcp/1/p2p/Qm"], {0: [10, 20], 2: []}, "5e55", 123.5, 8 << 30)
 
@@ -34,6 +40,11 @@ def test_the_newest_steps_are_told_when_there_are_too_many() -> None:
         {"addresses": [1]},
         {"addresses": ["x"] * (MOST_ADDRESSES + 1)},
         {"addresses": ["x" * (LONGEST_ADDRESS + 1)]},
+        {"addresses": [""]},
+        {"addresses": ['a"b']},
+        {"addresses": ["a\\b"]},
+        {"addresses": ["a b"]},
+        {"addresses": ["\u00e9"]},
         {"session": None},
         {"session": "s" * 65},
         {"speed": None},
@@ -59,3 +70,11 @@ def test_the_newest_steps_are_told_when_there_are_too_many() -> None:
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BadFrame, match="to join"):
         parse_join("peer", {**GOOD, **change}, stages=3)
+
+
+def test_a_view_of_as_many_members_as_there_can_be_fits_into_one_message() -> None:
+    address = "/" + "x" * (LONGEST_ADDRESS - 1)
+    asked = parse_join("p" * 52, {**GOOD, "addresses": [address] * MOST_ADDRESSES}, 3)
+    view = View(1, 1, 9, ((Replica(asked.peer, asked.addresses),) * MOST_MEMBERS,))
+    frame = control(view_message(SigningKey.generate().sign(VIEW, view.to_json())))
+    assert frame.header.length < MAX_CONTROL_BYTES
