@@ -88,7 +88,7 @@ class StageCompute:
         """What `work` makes, as `protocol.effects.Compute` says. `last_step` is where the view ends.
 
         Raises:
-            Spoilt: a neighbour's payload does not decode.
+            Spoilt: a neighbour's payload does not decode, or a replica's part or total cannot be used.
             RunFailed: a number is not finite.
         """
         start, fault = time.perf_counter(), self._parts.fault
@@ -191,8 +191,10 @@ class StageCompute:
     def _add_up(self, step: int, reduce: Reduce) -> Buffer:
         try:
             return self.engine.take_total(step, [part.data for part in reduce.parts])
-        except BadPart as error:
-            if error.index < len(reduce.givers):
+        except RemoteError as error:
+            if reduce.donor:
+                raise Spoilt(reduce.donor, str(error)) from error
+            if isinstance(error, BadPart) and error.index < len(reduce.givers):
                 raise Spoilt(reduce.givers[error.index], str(error)) from error
             raise
 

@@ -38,7 +38,7 @@ class Replication:
         self._own: Blob | None = None
         self._offers: dict[str, Offer] = {}
         self._parts: dict[bytes, Blob] = {}
-        self._totals: dict[int, Blob] = {}
+        self._totals: dict[int, tuple[Blob, str]] = {}  # and who offered it
         self._gone: set[str] = set()
         self._halted = False
         self._applying = 0  # the view by which the step is being applied, or was last looked at
@@ -63,7 +63,8 @@ class Replication:
         group, followers = place.group(step), place.followers(step)
         keep = len(group) > 1 or bool(followers)
         if step in self._totals:
-            return Compute(step, APPLY, Reduce((self._totals[step],), keep=keep))
+            total, donor = self._totals[step]
+            return Compute(step, APPLY, Reduce((total,), keep=keep, donor=donor))
         if place.peer not in group or self._halted:
             return None
         if not keep:
@@ -102,14 +103,18 @@ class Replication:
         oldest = step - (KEPT_FOR_FOLLOWERS if followers else KEPT_TOTALS)
         self._exchange.abandon(lambda key: key.kind is not BlobKind.STATE and key.step <= step)
         self._exchange.forget(lambda key: _is_past(key, step, oldest))
-        self._totals = {s: blob for s, blob in self._totals.items() if s > step}
+        self._totals = {s: kept for s, kept in self._totals.items() if s > step}
         # Whoever got a newer view before he had all parts waits for what was added up here by the older one.
         late = self._place.others() if self._applying != self._place.newest.number else followers
         return [] if total is None else self._offer(total, late)
 
     def spoiled(self) -> list[Effect]:
-        """The parts could not be added up. Nor can they be again, unless a view has made them new meanwhile."""
+        """The parts could not be added up. Nor can they be again, unless a view has made them new meanwhile.
+
+        A total that is no use is asked for again: somebody else may have the right one.
+        """
         self._adding = False
+        self._totals.pop(self._place.applied + 1, None)
         self._halted = self._applying == self._place.newest.number
         return [] if self._halted else self._offer_own_again()
 
@@ -172,14 +177,14 @@ class Replication:
             return []
         return [*self._exchange.fetch(event.offer, event.peer)]
 
-    def arrived(self, blob: Blob) -> None:
-        """A part or a total is here."""
+    def arrived(self, blob: Blob, donor: str) -> None:
+        """A part or a total is here, as `donor` had offered it."""
         if blob.key.step <= self._place.applied:
             return
         if blob.key.kind is BlobKind.PART:
             self._parts[blob.offer.id] = blob
         else:
-            self._totals[blob.key.step] = blob
+            self._totals[blob.key.step] = blob, donor
 
     def wanted(self, event: BlobWanted) -> list[Effect]:
         """Somebody has heard no offer of a part or a total."""

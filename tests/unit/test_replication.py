@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from machines import Crowd, one_view, part_of, rules, state_of, total_of
+from machines import SIZE, Crowd, one_view, part_of, rules, state_of, total_of
 
 from protocol.blob import Blob, BlobKey, BlobKind
 from protocol.effects import (
@@ -500,6 +500,18 @@ def test_a_part_that_does_not_add_up_halts_the_step_until_a_view_comes() -> None
     assert not [e for e in machine.handle(Stalled()) if isinstance(e, Compute)]
     effects = machine.handle(ViewChanged(one_view("a b!2", number=2)))
     assert [str(e.action) for e in effects if isinstance(e, Compute)] == [f"F{mine(TWO, 'b')[0]}"]
+
+
+def test_a_total_that_is_no_use_costs_its_donor_a_word_and_is_asked_for_elsewhere() -> None:
+    """Whoever follows would end with it, though nothing is wrong with him."""
+    late = follower()
+    bad = Blob.of(TOTAL_KEY, b"!" * SIZE)
+    (reduce,) = applies(give(late, "a", bad))
+    assert reduce.donor == "a"
+    assert late.handle(Spoiled(APPLY, "a", "a NaN")) == [Accuse("a", "a NaN")]
+    assert {e.peer for e in late.handle(Stalled()) if isinstance(e, WantBlob)} == {"a", "b"}
+    (reduce,) = applies(give(late, "b", total_of(0, 1, COUNT)))
+    assert reduce.donor == "b"
 
 
 def test_a_part_that_does_not_add_up_after_a_view_that_lost_its_maker_does_not_halt() -> None:
