@@ -54,14 +54,15 @@ class ComputeParts:
 
 @dataclass(slots=True)
 class StepNumbers:
-    """Of the newest applied step: mean loss over all its microbatches (last stage), gradient norm, hash of weights, and
-    how many microbatches were done here.
+    """Of `step`, the newest applied: mean loss over all its microbatches (last stage), gradient norm, hash of the
+    weights, and how many microbatches were done here.
     """
 
     loss: float | None = None
     norm: float = 0.0
     weights: str = ""
     microbatches: int = 0
+    step: int = 0
 
 
 class StageCompute:
@@ -116,7 +117,7 @@ class StageCompute:
                 return Blob.of(self._key(BlobKind.STATE, work.step), self.engine.state_bytes(), meta)
             case Verb.LOAD:
                 self.engine.load_state_bytes(work.payload.data, work.step)
-                self.numbers = StepNumbers(weights=self.engine.weights_hash())
+                self.numbers = StepNumbers(weights=self.engine.weights_hash(), step=work.step)
                 return self.numbers.weights
             case verb:
                 raise ValueError(f"expected something to compute, got {verb}")
@@ -161,7 +162,7 @@ class StageCompute:
 
     def _part(self, step: int, covers: tuple[int, ...]) -> Blob:
         if not self.numbers.weights:
-            self.numbers.weights = self.engine.weights_hash()
+            self.numbers.weights, self.numbers.step = self.engine.weights_hash(), step - 1
         losses = tuple((m, self._losses[m]) for m in covers if m in self._losses)
         meta = Meta(covers, losses, self.numbers.weights)
         return Blob.of(self._key(BlobKind.PART, step), self.engine.part(step), meta)
@@ -179,7 +180,7 @@ class StageCompute:
         ordered = tuple(sorted(losses.items()))
         mean = sum(loss for _, loss in ordered) / len(ordered) if ordered else None
         weights = self.engine.weights_hash() if reduce.parts else ""
-        self.numbers = StepNumbers(mean, norm, weights, self._done)
+        self.numbers = StepNumbers(mean, norm, weights, self._done, step)
         self._done = 0
         self._losses = {}
         if step % self._parts.config.checkpoint.every == 0 or step == last_step:
