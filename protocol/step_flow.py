@@ -104,7 +104,7 @@ class StepFlow:
 
     def used(self, event: Used) -> list[Effect]:
         """A neighbour has used a gradient."""
-        if self.state is not None and event.step == self.state.step:
+        if self.state is not None and event.step == self.state.step and event.microbatch in self.state:
             self._used.add((event.microbatch, event.peer))
         return []
 

@@ -234,6 +234,25 @@ def test_totals_are_fetched_ahead_within_a_bound() -> None:
 
 # Views in every phase of a reduction
 
+
+def test_a_part_is_given_away_only_when_its_gradients_have_been_used() -> None:
+    """Else the others apply the step with it, its maker dies, and nobody can make the gradients again."""
+    view = one_view("u", "a b c", "d", last_step=3)
+    group = crowd(view, 6, 6)
+    group.lose = lambda sender, effect: sender == "c" and isinstance(effect, Send) and effect.peer == "u"
+    group.run()
+    assert "PART" not in group.actions("c") and not group.of("a", StepApplied)
+    assert group.machines["c"].waits_for().startswith("word that u has used the gradient of step 1")
+    group.kill("c")
+    group.show(one_view("u", "a b c!2", "d", number=2, last_step=3))
+    for _ in range(3):
+        group.run()
+        for peer in group.machines:
+            group.tell(peer, Stalled())
+    group.run()
+    ends(group, "uabd", quiet=False)
+
+
 LOSE_B = one_view("a b!2 c", number=2, last_step=3)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from machines import one_view, rules
 
-from protocol.effects import Accuse, Compute, Effect, Refuse, Send, SendWant, StepApplied
-from protocol.events import Arrived, Computed, Spoiled, Stalled, ViewChanged, Wanted
+from protocol.effects import Accuse, Compute, Effect, Irreplaceable, Refuse, Send, SendUsed, SendWant, StepApplied
+from protocol.events import Arrived, Computed, Spoiled, Stalled, Used, ViewChanged, Wanted
 from protocol.frame import Kind
 from protocol.route import routes
 from protocol.stage_machine import StageMachine
@@ -53,6 +53,10 @@ def short(effects: list[Effect]) -> list[str]:
             case Send():
                 verb = Verb.SEND_FORWARD if effect.kind is Kind.FORWARD else Verb.SEND_BACKWARD
                 words.append(str(Action(verb, effect.microbatch)))
+            case SendUsed():
+                words.append(f"USED{effect.microbatch} of {effect.peer}")
+            case Irreplaceable():
+                words.append(f"IRREPLACEABLE {effect.step}")
             case SendWant():
                 words += [f"WANT_F{m} of {effect.peer}" for m in effect.forward]
                 words += [f"WANT_B{m} of {effect.peer}" for m in effect.backward]
@@ -78,9 +82,9 @@ def test_a_middle_stage_by_script() -> None:
         (done("F0"), ["SEND_F0", "F1"]),
         (gradient(0), []),
         (done("F1"), ["SEND_F1", "B0"]),
-        (done("B0"), ["SEND_B0"]),
+        (done("B0"), ["USED0 of p2", "SEND_B0"]),
         (gradient(1), ["B1"]),
-        (done("B1"), ["SEND_B1", "APPLY"]),
+        (done("B1"), ["USED1 of p2", "SEND_B1", "APPLY"]),
         (done("APPLY"), ["APPLIED1"]),
         (forward(0, step=2), ["F0"]),
     ]
@@ -94,7 +98,10 @@ def test_what_arrives_is_what_is_computed_on_and_what_was_made_is_what_is_sent()
     assert middle.handle(forward(0)) == [Compute(1, Action.parse("F0"), "x0", 7, "p0")]
     assert middle.handle(done("F0")) == [Send("p2", Kind.FORWARD, 1, 1, 0, 2, "made by F0")]
     assert middle.handle(gradient(0)) == [Compute(1, Action.parse("B0"), "g0", 8, "p2")]
-    assert middle.handle(done("B0")) == [Send("p0", Kind.BACKWARD, 1, 1, 0, 0, "made by B0")]
+    assert middle.handle(done("B0")) == [
+        SendUsed("p2", 1, 1, 0),
+        Send("p0", Kind.BACKWARD, 1, 1, 0, 0, "made by B0"),
+    ]
 
 
 def test_a_single_stage_runs_alone_to_the_last_step() -> None:
@@ -136,12 +143,16 @@ def test_steps_may_have_different_numbers_of_microbatches() -> None:
 # Asking and sending again
 
 
-def test_a_stall_asks_for_what_is_missing_and_repeats_nothing() -> None:
+def test_a_stall_asks_for_what_is_missing_and_repeats_gradients_that_nobody_said_he_has_used() -> None:
     middle = machine(1, microbatches=3)
     for event in (forward(0), forward(1), done("F0"), done("F1"), gradient(0), done("B0")):
         middle.handle(event)
     assert middle.waits_for() == "the gradient of step 1, microbatch 1 from stage 2"
+    assert short(middle.handle(Stalled())) == ["WANT_B1 of p2", "WANT_F2 of p0", "SEND_B0"]
+    for event in (Used("p0", 1, 1, 0), Used("p0", 1, 1, 0), Used("p0", 1, 2, 1), Used("p0", 1, 1, 2**31)):
+        assert middle.handle(event) == []
     assert short(middle.handle(Stalled())) == ["WANT_B1 of p2", "WANT_F2 of p0"]
+    assert middle._flow._used == {(0, "p0")}, "no room for what is not of this step"
 
 
 def test_a_restored_link_gets_what_that_neighbour_may_have_missed_and_is_asked_for_what_is_missing() -> None:
@@ -183,6 +194,26 @@ def test_a_forward_that_comes_again_gets_its_gradient_again() -> None:
         middle.handle(event)
     assert middle.finished and short(middle.handle(forward(0, step=2))) == ["SEND_B0"], "and when all is done"
     assert short(middle.handle(forward(0, step=1))) == ["SEND_B0"], "two steps are kept"
+
+
+def test_a_gradient_that_comes_again_is_answered_with_used_once_it_is() -> None:
+    middle = machine(1, microbatches=1)
+    for event in (forward(0), done("F0"), gradient(0)):
+        middle.handle(event)
+    assert middle.handle(gradient(0)) == [], "not yet"
+    middle.handle(done("B0"))
+    assert short(middle.handle(gradient(0))) == ["USED0 of p2"]
+    middle.handle(done("APPLY"))
+    assert short(middle.handle(gradient(0))) == ["USED0 of p2"], "and when the step is past"
+
+
+def test_what_went_down_with_its_maker_after_its_step_was_applied_nobody_can_make_again() -> None:
+    resumed = StageMachine("p1", rules(1), applied=5)
+    resumed.handle(ViewChanged(one_view("p0", "p1", "p2", first_step=5)))
+    assert short(resumed.handle(Wanted("p0", 1, 5, (), (0,)))) == ["IRREPLACEABLE 5"]
+    assert short(resumed.handle(Wanted("p2", 1, 5, (0,), ()))) == ["IRREPLACEABLE 5"]
+    assert resumed.handle(Wanted("p2", 1, 5, (), (0,))) == [], "not his to ask for"
+    assert resumed.handle(Wanted("p0", 1, 6, (), (0,))) == [], "it will be made"
 
 
 def test_what_was_sent_is_kept_for_two_steps() -> None:
@@ -325,7 +356,7 @@ def test_a_new_view_asks_for_what_is_missing_and_frees_what_waited_for_it() -> N
         middle.handle(event)
     assert middle.handle(gradient(1, number=2)) == []
     effects = middle.handle(ViewChanged(view(2)))
-    assert short(effects) == ["WANT_B1 of p2", "B1"]
+    assert short(effects) == ["WANT_B1 of p2", "SEND_B0", "B1"]
     assert {effect.view for effect in effects if isinstance(effect, SendWant)} == {2}
     assert short(middle.handle(forward(1))) == ["REFUSE STALE"]
 
@@ -390,7 +421,8 @@ def test_a_late_planned_view_that_takes_what_is_done_begins_the_step_again() -> 
     finish(middle, [0, 1, 2])
     effects = middle.handle(ViewChanged(replace(PAIR, number=2)))
     assert Compute(1, RESET, None) in effects, "nothing can be taken out of a sum"
-    assert short(effects)[:-1] == [f"WANT_F{m} of p0" for m in MINE]
+    words = short(effects)[:-1]
+    assert [word for word in words if "WANT" in word] == [f"WANT_F{m} of p0" for m in MINE]
     assert middle.handle(done("RESET")) == []
     assert short(middle.handle(forward(MINE[0], number=2))) == [f"F{MINE[0]}"]
 
