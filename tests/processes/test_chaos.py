@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from swarm.cases import LAST_WITH_NEWCOMER, Case, matrix
+from swarm.cases import LAST_WITH_NEWCOMER, matrix
 from swarm.chaos import Outcome
 from swarm.chaos_command import run_case
 from swarm.prepared import Prepared, prepare
@@ -20,6 +20,8 @@ from protocol.config import DataConfig
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "chaos.toml"
 Disturb = Callable[[str], Outcome]
+
+pytestmark = pytest.mark.timeout(900)  # nothing here may fail because the machine is busy
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +43,8 @@ def disturb(prepared: Prepared, tmp_path: Path) -> Disturb:
     """Runs the case of that name, and sees that nothing is wrong."""
     cases = {case.name: case for case in matrix(prepared.config.pipeline.stages)}
 
-    def run(case: str | Case) -> Outcome:
-        outcome = run_case(prepared, tmp_path / "swarm", cases[case] if isinstance(case, str) else case, seconds=240)
+    def run(case: str) -> Outcome:
+        outcome = run_case(prepared, tmp_path / "swarm", cases[case], seconds=600)
         assert not outcome.wrong, outcome.wrong
         return outcome
 

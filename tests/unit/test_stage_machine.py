@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 from machines import one_view, rules
 
-from protocol.effects import Accuse, Compute, Effect, Irreplaceable, Refuse, Send, SendUsed, SendWant, StepApplied
+from protocol.effects import (
+    Accuse,
+    Compute,
+    Effect,
+    Irreplaceable,
+    Refuse,
+    Send,
+    SendUsed,
+    SendWant,
+    StepApplied,
+    WantBlob,
+)
 from protocol.events import Arrived, Computed, Spoiled, Stalled, Used, ViewChanged, Wanted
 from protocol.frame import Kind
 from protocol.route import routes
@@ -24,6 +35,15 @@ def machine(stage: int, microbatches: int = 2, window: int = 4) -> StageMachine:
     made = StageMachine(f"p{stage}", rules(microbatches, window))
     made.handle(ViewChanged(view()))
     return made
+
+
+def of_two(stage: int, microbatches: int) -> tuple[StageMachine, list[int]]:
+    """The first of two peers of `stage`, and the microbatches that it serves in step 1; other stages have one each."""
+    names = [f"p{s} q{s}" if s == stage else f"p{s}" for s in range(3)]
+    made = StageMachine(f"p{stage}", rules(microbatches))
+    made.handle(ViewChanged(one_view(*names)))
+    served = routes(one_view(*names), stage, 1, microbatches)
+    return made, [m for m, peer in enumerate(served) if peer == f"p{stage}"]
 
 
 def forward(microbatch: int, step: int = 1, number: int = 1, peer: str = "p0") -> Arrived:
@@ -64,6 +84,8 @@ def short(effects: list[Effect]) -> list[str]:
                 words.append(f"APPLIED{effect.step}{'!' if effect.last else ''}")
             case Refuse():
                 words.append("REFUSE STALE" if effect.stale else "REFUSE")
+            case WantBlob():
+                words.append(f"WANT {effect.key.kind} of {effect.peer}")
             case Accuse():
                 words.append(f"ACCUSE {effect.peer}")
             case _:
@@ -82,9 +104,9 @@ def test_a_middle_stage_by_script() -> None:
         (done("F0"), ["SEND_F0", "F1"]),
         (gradient(0), []),
         (done("F1"), ["SEND_F1", "B0"]),
-        (done("B0"), ["USED0 of p2", "SEND_B0"]),
+        (done("B0"), ["SEND_B0"]),
         (gradient(1), ["B1"]),
-        (done("B1"), ["USED1 of p2", "SEND_B1", "APPLY"]),
+        (done("B1"), ["SEND_B1", "APPLY"]),
         (done("APPLY"), ["APPLIED1"]),
         (forward(0, step=2), ["F0"]),
     ]
@@ -98,10 +120,7 @@ def test_what_arrives_is_what_is_computed_on_and_what_was_made_is_what_is_sent()
     assert middle.handle(forward(0)) == [Compute(1, Action.parse("F0"), "x0", 7, "p0")]
     assert middle.handle(done("F0")) == [Send("p2", Kind.FORWARD, 1, 1, 0, 2, "made by F0")]
     assert middle.handle(gradient(0)) == [Compute(1, Action.parse("B0"), "g0", 8, "p2")]
-    assert middle.handle(done("B0")) == [
-        SendUsed("p2", 1, 1, 0),
-        Send("p0", Kind.BACKWARD, 1, 1, 0, 0, "made by B0"),
-    ]
+    assert middle.handle(done("B0")) == [Send("p0", Kind.BACKWARD, 1, 1, 0, 0, "made by B0")]
 
 
 def test_a_single_stage_runs_alone_to_the_last_step() -> None:
@@ -144,15 +163,25 @@ def test_steps_may_have_different_numbers_of_microbatches() -> None:
 
 
 def test_a_stall_asks_for_what_is_missing_and_repeats_gradients_that_nobody_said_he_has_used() -> None:
+    middle, (first, second, *_) = of_two(1, microbatches=6)
+    for event in (forward(first), forward(second), done(f"F{first}"), done(f"F{second}"), gradient(first)):
+        middle.handle(event)
+    middle.handle(done(f"B{first}"))
+    assert middle.waits_for() == f"the gradient of step 1, microbatch {second} from stage 2"
+    assert f"SEND_B{first}" in short(middle.handle(Stalled()))
+    for event in (Used("p0", 1, 1, first), Used("p0", 1, 1, first), Used("p0", 1, 2, 1), Used("p0", 1, 1, 2**31)):
+        assert middle.handle(event) == []
+    asked = short(middle.handle(Stalled()))
+    assert f"WANT_B{second} of p2" in asked and f"SEND_B{first}" not in asked
+    assert middle._flow._used == {(first, "p0")}, "no room for what is not of this step"
+
+
+def test_who_is_alone_at_its_stage_asks_nobody_whether_gradients_were_used() -> None:
+    """It leaves nobody who could apply the step without it."""
     middle = machine(1, microbatches=3)
     for event in (forward(0), forward(1), done("F0"), done("F1"), gradient(0), done("B0")):
         middle.handle(event)
-    assert middle.waits_for() == "the gradient of step 1, microbatch 1 from stage 2"
-    assert short(middle.handle(Stalled())) == ["WANT_B1 of p2", "WANT_F2 of p0", "SEND_B0"]
-    for event in (Used("p0", 1, 1, 0), Used("p0", 1, 1, 0), Used("p0", 1, 2, 1), Used("p0", 1, 1, 2**31)):
-        assert middle.handle(event) == []
     assert short(middle.handle(Stalled())) == ["WANT_B1 of p2", "WANT_F2 of p0"]
-    assert middle._flow._used == {(0, "p0")}, "no room for what is not of this step"
 
 
 def test_a_restored_link_gets_what_that_neighbour_may_have_missed_and_is_asked_for_what_is_missing() -> None:
@@ -197,14 +226,17 @@ def test_a_forward_that_comes_again_gets_its_gradient_again() -> None:
 
 
 def test_a_gradient_that_comes_again_is_answered_with_used_once_it_is() -> None:
-    middle = machine(1, microbatches=1)
-    for event in (forward(0), done("F0"), gradient(0)):
-        middle.handle(event)
-    assert middle.handle(gradient(0)) == [], "not yet"
-    middle.handle(done("B0"))
-    assert short(middle.handle(gradient(0))) == ["USED0 of p2"]
-    middle.handle(done("APPLY"))
-    assert short(middle.handle(gradient(0))) == ["USED0 of p2"], "and when the step is past"
+    first = StageMachine("p0", rules(1))
+    late = one_view("p0", "p1 q1")
+    maker = routes(late, 1, 1, 1)[0]
+    for event in (ViewChanged(late), done("F0"), gradient(0, peer=maker)):
+        first.handle(event)
+    assert first.handle(gradient(0, peer=maker)) == [], "not yet"
+    used = SendUsed(maker, 1, 1, 0)
+    assert used in first.handle(done("B0"))
+    assert first.handle(gradient(0, peer=maker)) == [used]
+    first.handle(done("APPLY"))
+    assert first.handle(gradient(0, peer=maker)) == [used], "and when the step is past"
 
 
 def test_what_went_down_with_its_maker_after_its_step_was_applied_nobody_can_make_again() -> None:
@@ -356,7 +388,7 @@ def test_a_new_view_asks_for_what_is_missing_and_frees_what_waited_for_it() -> N
         middle.handle(event)
     assert middle.handle(gradient(1, number=2)) == []
     effects = middle.handle(ViewChanged(view(2)))
-    assert short(effects) == ["WANT_B1 of p2", "SEND_B0", "B1"]
+    assert short(effects) == ["WANT_B1 of p2", "B1"]
     assert {effect.view for effect in effects if isinstance(effect, SendWant)} == {2}
     assert short(middle.handle(forward(1))) == ["REFUSE STALE"]
 
