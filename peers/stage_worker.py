@@ -197,7 +197,7 @@ class StageWorker:
             "epoch": self.epoch,
             "stage": self.stage,
             "applied": None if machine.lacking else machine.applied,
-            "weights": "" if stage is None else stage.numbers.weights,
+            "weights": "" if stage is None else stage.weights_after(machine.applied),
             "idle": machine.waits_for() != "nothing" or machine.finished,
             "done": 0 if stage is None else stage.actions_done,
             "microbatch_seconds": None if stage is None else stage.microbatch_seconds,
