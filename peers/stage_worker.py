@@ -193,13 +193,11 @@ class StageWorker:
     def state(self) -> dict[str, Any]:
         """What the coordinator is told of this worker in each report."""
         machine, stage = self.machine, self._stage
-        # While a step's checkpoint is written its numbers are there, and the machine does not know of the step yet.
-        known = stage is not None and stage.numbers.step == machine.applied
         return {
             "epoch": self.epoch,
             "stage": self.stage,
             "applied": None if machine.lacking else machine.applied,
-            "weights": stage.numbers.weights if stage is not None and known else "",
+            "weights": "" if stage is None else stage.weights_after(machine.applied),
             "idle": machine.waits_for() != "nothing" or machine.finished,
             "done": 0 if stage is None else stage.actions_done,
             "microbatch_seconds": None if stage is None else stage.microbatch_seconds,
