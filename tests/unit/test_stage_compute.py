@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from peers.checkpoints import Checkpoints
-from peers.stage_compute import ComputeParts, StageCompute
-from protocol.blob import Blob
+from peers.stage_compute import ComputeParts, Spoilt, StageCompute
+from protocol.blob import Blob, BlobKey, BlobKind
 from protocol.effects import Compute, Reduce
 from protocol.work import APPLY, PART, Action, Verb
 
@@ -42,3 +42,12 @@ def test_a_hash_of_weights_belongs_to_its_step(stage: StageCompute) -> None:
     # A report that is sent before anybody knows of step 2 must not take its weights for step 1's.
     assert stage.weights_after(1) == ""
     assert stage.weights_after(2) == stage.engine.weights_hash() != first
+
+
+def test_a_total_that_is_no_use_is_its_donors_fault(stage: StageCompute) -> None:
+    apply(stage, 1)
+    before = stage.engine.weights_hash()
+    bad = Blob.of(BlobKey(BlobKind.TOTAL, 0, 2), b"short")
+    with pytest.raises(Spoilt) as spoilt:
+        stage.run(Compute(2, APPLY, Reduce((bad,), donor="that")), last_step=9)
+    assert spoilt.value.peer == "that" and stage.engine.weights_hash() == before
