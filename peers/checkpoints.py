@@ -134,8 +134,7 @@ class Checkpoints:
         if _digest(state) != expected:
             self._set_aside(path, look[0])
             raise RunFailed(
-                f"expected in {path} what was written there, got other bits: the disk has damaged it; "
-                "it is set aside, resume from another checkpoint"
+                f"expected in {path} what was written there, got other bits: the disk has damaged it; it is set aside"
             )
         return state
 

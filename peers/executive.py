@@ -107,8 +107,13 @@ class Executive:
 
     def decide(self, event: Event) -> None:
         """Let the membership decide what follows from `event`, and do it."""
-        for effect in self.membership.handle(event, self._clock()):
+        before = set(self.membership.members)
+        effects = self.membership.handle(event, self._clock())
+        for effect in effects:
             self._perform(effect)
+        told = {effect.peer for effect in effects if isinstance(effect, Release | TurnAway)}
+        for peer in before - self.membership.members.keys() - told:
+            self._transport.forget(peer)  # or a link to each peer that ever died would be tried for ever
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -49,6 +49,7 @@ from protocol.frame import Frame, Kind, parse_control
 from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.membership import short_peer
+from protocol.peer_report import MOST_BROKEN
 
 logger = logging.getLogger(__name__)
 
@@ -201,10 +202,8 @@ class PeerDaemon:
     def _link_changed(self, peer: str, *, broken: bool) -> None:
         if peer == self._line.peer:
             self._line.broken = broken
-        elif broken:
-            self._neighbours.broken.add(peer)
         else:
-            self._neighbours.broken.discard(peer)
+            self._neighbours.link_changed(peer, broken=broken)
 
     async def _on_peer(self, peer: str, frame: Frame) -> None:
         try:
@@ -250,7 +249,11 @@ class PeerDaemon:
         change = await self._tenure.take(record)
         if change.restored is not None:
             self._line.forget_after(change.restored)
-        if change.dropped and self._leaving_since is None:
+        if change.damaged:
+            self._say(f"{change.damaged}; asking to join again without it")
+            self._line.begin_anew()
+            await self._ask_to_join()
+        elif change.dropped and self._leaving_since is None:
             self._say("the newest view does without this peer; asking to join again")
             await self._ask_to_join()
 
@@ -262,7 +265,7 @@ class PeerDaemon:
             self._send_report()
 
     def _send_report(self) -> None:
-        state = {**self._tenure.state(), "broken": sorted(self._neighbours.broken)}
+        state = {**self._tenure.state(), "broken": sorted(self._neighbours.broken)[:MOST_BROKEN]}
         self._line.report(self._tenure.view, state, self._files.held())
 
     # The clock

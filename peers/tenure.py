@@ -10,7 +10,7 @@ from typing import Any
 from peers.neighbours import Neighbours
 from peers.peer_inbox import PeerInbox
 from peers.stage_worker import IDLE, StageWorker, WorkerParts
-from protocol.errors import RemoteError
+from protocol.errors import RemoteError, RunFailed
 from protocol.events import Stalled, ViewChanged
 from protocol.frame import Frame, control
 from protocol.membership_events import short_peer
@@ -23,10 +23,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a view meant for this peer: it lost its place; the run went back to the step `restored`."""
+    """What a view meant for this peer: it lost its place; the run went back to the step `restored`; it cannot begin
+    from there, since its file of that state is `damaged`.
+    """
 
     dropped: bool = False
     restored: int | None = None
+    damaged: str = ""
 
 
 class Tenure:
@@ -70,29 +73,37 @@ class Tenure:
         Raises:
             RemoteError: not signed by the coordinator, or no view.
         """
-        view = View.from_json(open_record(record.encode(), VIEW, self._key))
+        view = View.from_json(open_record(record.encode(errors="replace"), VIEW, self._key))
         if self.view is not None and view.number <= self.view.number:
             return Change()
-        me, former = self._parts.transport.peer_id, self.worker
+        me, served = self._parts.transport.peer_id, self.worker is not None
         stage, back = view.stage_of(me), view.goes_back(self.view, me)
-        if back:
-            await self._parts.files.forget_after(view.restored)
         self.view, self._record = view, record
         self._neighbours.changed(view, stage)
+        await self._let_go(view)
+        if back:  # only now: what the former worker was about may have been a checkpoint
+            await self._parts.files.forget_after(view.restored)
+        damaged = "" if stage is None else await self._serve(view, stage)
+        return Change(stage is None and served, view.restored if back else None, damaged)
+
+    async def _let_go(self, view: View) -> None:
+        former = self.worker
         if former is not None and not former.serves(view):
             self.worker = None
             await former.close()
-        if stage is not None:
-            await self._serve(view, stage)
-        return Change(stage is None and former is not None, view.restored if back else None)
 
-    async def _serve(self, view: View, stage: int) -> None:
+    async def _serve(self, view: View, stage: int) -> str:
         if self.worker is None:
-            self.worker = await self._begin(view, stage)
+            try:
+                self.worker = await self._begin(view, stage)
+            except RunFailed as error:  # the file was set aside: it is held no longer
+                self._parts.files.changed()
+                return str(error)
         self.worker.feed(ViewChanged(view))
         await self.worker.checkpoint_at_end()
         for peer, frame in self._inbox.release():
             self._feed(self.worker, peer, frame)
+        return ""
 
     async def _begin(self, view: View, stage: int) -> StageWorker:
         replica = view.replica(self._parts.transport.peer_id)
