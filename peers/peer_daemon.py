@@ -49,7 +49,6 @@ from protocol.frame import Frame, Kind, parse_control
 from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.membership import short_peer
-from protocol.peer_report import MOST_BROKEN
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +264,7 @@ class PeerDaemon:
             self._send_report()
 
     def _send_report(self) -> None:
-        state = {**self._tenure.state(), "broken": sorted(self._neighbours.broken)[:MOST_BROKEN]}
+        state = {**self._tenure.state(), "broken": tuple(sorted(self._neighbours.broken))}
         self._line.report(self._tenure.view, state, self._files.held())
 
     # The clock

@@ -1,4 +1,7 @@
-"""What a member's control message means to the coordinator, and its bounds. Joins are in `protocol.join_request`."""
+"""What a member's control message means to the coordinator, and its bounds. Joins are in `protocol.join_request`.
+
+reports, leave, goodbye, failed, differs, accuse, lost_track, irreplaceable
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ def parse_peer_message(peer: str, message: Mapping[str, Any], stages: int) -> Pe
 
 
 def _reason(message: Mapping[str, Any]) -> str:
-    return str(message.get("reason"))[:LONGEST_REASON]
+    """What a peer says, for people: one bounded line, and nothing that a terminal would obey."""
+    text = " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _differs(peer: str, message: Mapping[str, Any]) -> Differs:
