@@ -203,6 +203,8 @@ class Executive:
 
     def _answer(self, peer: str, view: int) -> None:
         """What was told before may have been lost, so every report is answered with what its sender does not know."""
+        if peer not in self.membership.members:
+            return  # by this very report
         self.tell(peer, seen_message(self.record.seen, self.view.epoch if self.view is not None else 0))
         self._send_view(peer, view)
         if (end := self.last_word()) is not None:

@@ -271,6 +271,11 @@ class StageWorker:
             event = Computed(work.action, await asyncio.shield(computing))
         except Spoilt as error:
             event = Spoiled(work.action, error.peer, str(error))
+        except Exception as error:
+            if not self._closing:
+                raise
+            logger.warning("what stage %d was about, which this peer has left, failed: %s", self.stage, error)
+            return
         if not self._closing:
             self.feed(event)
 

@@ -137,16 +137,17 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
         if not _was_launched(opened.folder):
             say("  held-out  not evaluated: the stages are on other machines")
     if 0 < end.step < opened.manifest.config.train.steps:
-        say(f"  go on     {_way_on(opened.folder)}")
+        say(f"  go on     {_way_on(opened.folder, opened.manifest.config.pipeline.stages)}")
     if end.failed:
         return 1
     return INTERRUPTED if interrupted and end.step < opened.last_step else 0
 
 
-def _way_on(folder: RunFolder) -> str:
+def _way_on(folder: RunFolder, stages: int) -> str:
     """The command that goes on with the run: its peers must find the checkpoints that they wrote."""
     if _was_launched(folder):
-        return f"isthmus launch --resume {folder.root}"
+        peers = len(folder.peers())
+        return f"isthmus launch --resume {folder.root}" + (f" --peers {peers}" if peers > stages else "")
     return f"isthmus coordinator start --resume {folder.root}, and each peer as before"
 
 
