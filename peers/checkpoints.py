@@ -108,7 +108,7 @@ class Checkpoints:
 
         It would not do to keep it: the same steps come again, with other bits in the last places.
         """
-        with self._writing:
+        with self._writing, suppress(OSError):  # a folder that cannot be looked through
             for stage, steps in self.held().items():
                 for later in steps:
                     if later > step:

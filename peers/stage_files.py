@@ -30,7 +30,11 @@ class StageFiles:
     def held(self) -> dict[int, list[int]]:
         """The steps of each stage whose state is in a file here."""
         if self._held is None:
-            self._held = self._checkpoints.held()
+            try:
+                self._held = self._checkpoints.held()
+            except OSError as error:
+                logger.warning("%s cannot be looked through: %s", self._checkpoints.folder, error)
+                return {}
         return self._held
 
     def changed(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.invite import Invite
 from protocol.membership_events import End
+
+logger = logging.getLogger(__name__)
 
 
 def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tuple[RunConfig | None, RunFolder]:
@@ -130,7 +133,10 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
 
     rows = opened.folder.rows()
     if rows:
-        plot_loss(rows, opened.manifest.unigram_loss, opened.manifest.run_id, opened.folder.plot)
+        try:
+            plot_loss(rows, opened.manifest.unigram_loss, opened.manifest.run_id, opened.folder.plot)
+        except OSError as error:  # the run is done all the same
+            logger.warning("%s cannot be written: %s", opened.folder.plot, error)
     say(f"ended after step {end.step} of {opened.manifest.config.train.steps}: {end.reason}")
     if rows and opened.folder.report.exists():
         screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from peers.checkpoints import Checkpoints
 from peers.stage_files import StageFiles
@@ -55,3 +57,20 @@ def test_what_is_not_whole_is_not_found(small_run: Callable[..., Any], tmp_path:
         assert await files.find(KEY) is None
 
     asyncio.run(scene())
+
+
+def test_a_disk_that_cannot_be_read_holds_nothing_and_ends_nothing(
+    small_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, "isle-0123", keep=2)
+    files = StageFiles(small_run().config, checkpoints)
+    checkpoints.save(1, 4, {"weight/x": torch.ones(2)})
+
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", broken)
+        assert files.held() == {}
+        asyncio.run(files.forget_after(0))
+    assert files.held() == {1: [4]}
