@@ -130,6 +130,7 @@ class Checkpoints:
                 expected = (file.metadata() or {}).get("sha256")
             state: dict[str, torch.Tensor] = load_file(path)
         except (SafetensorError, OSError) as error:
+            self._seen[path] = look[0], False  # held no longer, as long as it stays as it is
             raise RunFailed(f"expected a whole checkpoint at {path}, got: {error}") from error
         if _digest(state) != expected:
             self._set_aside(path, look[0])

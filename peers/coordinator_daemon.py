@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peers.background import Background, next_event
-from peers.coordinator_messages import parse_reports, parse_wire
+from peers.coordinator_messages import parse_event, parse_reports, parse_wire
 from peers.executive import Executive, Observer
 from peers.run_folder import Memory, RunFolder
 from peers.run_publisher import RunPublisher
@@ -33,7 +33,6 @@ from protocol.join_request import parse_join
 from protocol.manifest import Manifest
 from protocol.membership import Terms
 from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
-from protocol.peer_message import parse_peer_message
 from protocol.signing import SigningKey
 from protocol.stage_cost import stage_costs
 from protocol.view import Replica
@@ -186,8 +185,11 @@ class CoordinatorDaemon:
                 executive.answer_stranger(peer)
             case "reports":
                 executive.reported(peer, parse_reports(message, self._stages))
-            case _:
-                executive.decide(parse_peer_message(peer, message, self._stages))
+            case kind:
+                event = parse_event(peer, message)
+                if event is None:
+                    raise BadFrame(f"expected a message of a known type, got {kind[:40]!r}")
+                executive.decide(event)
         self._show_waiting()
 
     def _show_waiting(self) -> None:

@@ -29,10 +29,6 @@ class CoordinatorLine:
         self._heard = time.monotonic()
         self.broken = False  # the link to it
 
-    def begin_anew(self) -> None:
-        """Join as one that has restarted: what this peer was counted on for does not hold any more."""
-        self._session = secrets.token_hex(8)
-
     def heard(self) -> None:
         """Something came from it."""
         self._heard = time.monotonic()

@@ -1,4 +1,4 @@
-"""The control messages between a coordinator and its peers. What decisions follow from is in `protocol.peer_message`.
+"""The control messages between a coordinator and its peers: what comes is bounded and becomes events. Pure.
 
 peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track, irreplaceable
 coordinator -> peer   admitted, view, seen, notice, released, turned_away, unknown, end
@@ -12,11 +12,13 @@ from typing import Any
 
 from peers.step_reports import StepReport, WireTotals
 from protocol.errors import BadFrame
-from protocol.membership_events import End
-from protocol.peer_report import PeerReport, parse_report
+from protocol.membership_events import Accused, Differs, End, Event, Failed, Irreplaceable, LeaveAsked, LostTrack
+from protocol.peer_report import LARGEST_STEP, LONGEST_HASH, LONGEST_PEER, PeerReport, is_count, is_text, parse_report
 from protocol.view import View
 
 MOST_REPORTS = 2_000
+MOST_HASHES = 256
+LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,55 @@ def parse_wire(message: Mapping[str, Any]) -> WireTotals:
         BadFrame: there are none.
     """
     return WireTotals.from_json(message.get("wire"))
+
+
+def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
+    """What a member's message means for the membership; None: nothing, it is of a type that is unknown here.
+
+    Raises:
+        BadFrame: a field is missing, of another type, or beyond its bound.
+    """
+    match message["type"]:
+        case "leave":
+            return LeaveAsked(peer)
+        case "failed":
+            return Failed(peer, _reason(message), message.get("fatal") is True)
+        case "differs":
+            return _differs(peer, message)
+        case "accuse":
+            accused = message.get("peer")
+            if not isinstance(accused, str) or not is_text(accused, LONGEST_PEER):
+                raise BadFrame("expected the peer that is accused")
+            return Accused(peer, accused, _reason(message))
+        case "lost_track":
+            view = message.get("view")
+            if not is_count(view, LARGEST_STEP):
+                raise BadFrame(f"expected the view by which it lost track, got {str(view)[:40]}")
+            return LostTrack(peer, _reason(message), int(view or 0))
+        case "irreplaceable":
+            epoch, step = message.get("epoch"), message.get("step")
+            if not is_count(epoch, LARGEST_STEP) or not is_count(step, LARGEST_STEP):
+                raise BadFrame(f"expected an epoch and a step, got {str((epoch, step))[:40]}")
+            return Irreplaceable(peer, int(epoch or 0), int(step or 0), _reason(message))
+    return None
+
+
+def _differs(peer: str, message: Mapping[str, Any]) -> Differs:
+    step, hashes = message.get("step"), message.get("hashes")
+    if type(step) is not int or not is_count(step, LARGEST_STEP):
+        raise BadFrame(f"expected the step of which the weights differ, got {str(step)[:40]}")
+    if not isinstance(hashes, dict) or len(hashes) > MOST_HASHES:
+        raise BadFrame(f"expected the weights' hashes of at most {MOST_HASHES} replicas")
+    # Whatever a replica put into its part, the others must be able to tell it: nobody applies the step before.
+    if not all(is_text(replica, LONGEST_PEER) and is_text(digest, LONGEST_HASH) for replica, digest in hashes.items()):
+        raise BadFrame("expected a hash of the weights for each replica")
+    return Differs(peer, step, hashes)
+
+
+def _reason(message: Mapping[str, Any]) -> str:
+    """What a peer says, for people: one bounded line, and nothing that a terminal would obey."""
+    text = " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def view_message(record: bytes) -> dict[str, Any]:

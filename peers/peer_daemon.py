@@ -248,11 +248,7 @@ class PeerDaemon:
         change = await self._tenure.take(record)
         if change.restored is not None:
             self._line.forget_after(change.restored)
-        if change.damaged:
-            self._say(f"{change.damaged}; asking to join again without it")
-            self._line.begin_anew()
-            await self._ask_to_join()
-        elif change.dropped and self._leaving_since is None:
+        if change.dropped and self._leaving_since is None:
             self._say("the newest view does without this peer; asking to join again")
             await self._ask_to_join()
 

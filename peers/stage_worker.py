@@ -198,7 +198,7 @@ class StageWorker:
             "epoch": self.epoch,
             "stage": self.stage,
             "applied": None if machine.lacking else machine.applied,
-            "weights": "" if stage is None else stage.numbers.weights,
+            "weights": "" if stage is None else stage.weights_after(machine.applied),
             "idle": machine.waits_for() != "nothing" or machine.finished,
             "done": 0 if stage is None else stage.actions_done,
             "microbatch_seconds": None if stage is None else stage.microbatch_seconds,
@@ -238,7 +238,8 @@ class StageWorker:
                 tell({"type": "irreplaceable", "epoch": epoch, "step": step, "reason": reason[:300]})
             case LostTrack(reason):
                 logger.warning("lost track: %s", reason)
-                tell({"type": "lost_track", "reason": reason[:300]})
+                view = 0 if self.machine.view is None else self.machine.view.number
+                tell({"type": "lost_track", "reason": reason[:300], "view": view})
 
     def _refuse(self, refusal: Refuse) -> None:
         # Around every new view some frames are of the old one.

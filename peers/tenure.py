@@ -23,13 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a view meant for this peer: it lost its place; the run went back to the step `restored`; it cannot begin
-    from there, since its file of that state is `damaged`.
-    """
+    """What a view meant for this peer: it lost its place; the run went back to the step `restored`."""
 
     dropped: bool = False
     restored: int | None = None
-    damaged: str = ""
 
 
 class Tenure:
@@ -83,8 +80,9 @@ class Tenure:
         await self._let_go(view)
         if back:  # only now: what the former worker was about may have been a checkpoint
             await self._parts.files.forget_after(view.restored)
-        damaged = "" if stage is None else await self._serve(view, stage)
-        return Change(stage is None and served, view.restored if back else None, damaged)
+        if stage is not None:
+            await self._serve(view, stage)
+        return Change(stage is None and served, view.restored if back else None)
 
     async def _let_go(self, view: View) -> None:
         former = self.worker
@@ -92,18 +90,13 @@ class Tenure:
             self.worker = None
             await former.close()
 
-    async def _serve(self, view: View, stage: int) -> str:
+    async def _serve(self, view: View, stage: int) -> None:
         if self.worker is None:
-            try:
-                self.worker = await self._begin(view, stage)
-            except RunFailed as error:  # the file was set aside: it is held no longer
-                self._parts.files.changed()
-                return str(error)
+            self.worker = await self._begin(view, stage)
         self.worker.feed(ViewChanged(view))
         await self.worker.checkpoint_at_end()
         for peer, frame in self._inbox.release():
             self._feed(self.worker, peer, frame)
-        return ""
 
     async def _begin(self, view: View, stage: int) -> StageWorker:
         replica = view.replica(self._parts.transport.peer_id)
@@ -111,7 +104,19 @@ class Tenure:
         held = replica.start == 0 or in_file
         how = f"from step {replica.start + 1} on" if held else f"as soon as it has the state after step {replica.start}"
         self._say(f"serving stage {stage} of {len(view.stages)} {how}")
-        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking=not held, tell_view=self._tell_view)
+        try:
+            return await self._built(view, stage, lacking=not held)
+        except RunFailed as error:
+            if not in_file:
+                raise
+            # A damaged file of one peer must not end the run of all: it fetches what the others have, or says so.
+            logger.warning("%s; the state is fetched from others", error)
+            self._parts.files.changed()
+            return await self._built(view, stage, lacking=True)
+
+    async def _built(self, view: View, stage: int, lacking: bool) -> StageWorker:
+        replica = view.replica(self._parts.transport.peer_id)
+        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking, tell_view=self._tell_view)
         await worker.build()
         return worker
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 MOST_RESYNCS, RESYNC_STEPS = 3, 100
 MOST_LOST_TRACKS = 3
+MOST_TORN, TORN_STEPS = 8, 100
 MOST_ACCUSED = 3
 SHEETS_KEPT = 4096
 
@@ -19,6 +20,7 @@ class Sheet:
 
     session: str
     resyncs: list[int] = field(default_factory=list)
+    torn: list[int] = field(default_factory=list)
     lost_tracks: int = 0
     accused: set[str] = field(default_factory=set)
     barred: str = ""
@@ -49,6 +51,12 @@ class Conduct:
         sheet = self._sheet(peer)
         sheet.resyncs = [s for s in sheet.resyncs if abs(step - s) < RESYNC_STEPS] + [step]
         return len(sheet.resyncs) >= MOST_RESYNCS
+
+    def tore(self, peer: str, step: int) -> bool:
+        """`peer` says that `step` cannot be ended. Whether that is once too often: each time the run goes back."""
+        sheet = self._sheet(peer)
+        sheet.torn = [s for s in sheet.torn if abs(step - s) < TORN_STEPS] + [step]
+        return len(sheet.torn) >= MOST_TORN
 
     def lost_track(self, peer: str) -> bool:
         """`peer` could not follow. Whether that is once too often."""

@@ -16,7 +16,7 @@ MOST_ADDRESS_BYTES = 1024  # of all together: a view with every member's must fi
 LONGEST_SESSION = 64
 FASTEST_GFLOPS = 1e9
 MOST_MEMORY = 1 << 50
-_ADDRESS = re.compile(r"[!#-\[\]-~]+")  # no space, quote or backslash, which JSON would lengthen
+_PLAIN = re.compile(r"[!#-\[\]-~]+")  # neither a quotation mark nor a backslash
 
 
 def join_message(
@@ -59,10 +59,11 @@ def parse_join(peer: str, message: Mapping[str, Any], stages: int) -> JoinAsked:
     speed, memory = message.get("speed"), message.get("memory")
     if not isinstance(addresses, list) or len(addresses) > MOST_ADDRESSES:
         raise BadFrame(f"expected a list of at most {MOST_ADDRESSES} addresses to join")
-    if not all(is_text(address, LONGEST_ADDRESS) for address in addresses):
-        raise BadFrame(f"expected addresses of at most {LONGEST_ADDRESS} characters to join")
-    if sum(map(len, addresses)) > MOST_ADDRESS_BYTES or not all(map(_ADDRESS.fullmatch, addresses)):
-        raise BadFrame(f"expected addresses of printable ASCII, {MOST_ADDRESS_BYTES} bytes together, to join")
+    # What JSON escapes takes up to fourteen times the room, and all addresses must fit into one message: the view.
+    if not all(is_text(address, LONGEST_ADDRESS) and _PLAIN.fullmatch(address) for address in addresses):
+        raise BadFrame(f"expected addresses of at most {LONGEST_ADDRESS} visible ASCII characters to join")
+    if sum(map(len, addresses)) > MOST_ADDRESS_BYTES:
+        raise BadFrame(f"expected addresses of at most {MOST_ADDRESS_BYTES} characters together to join")
     if not is_text(session, LONGEST_SESSION):
         raise BadFrame(f"expected a session of at most {LONGEST_SESSION} characters to join")
     if not is_measure(speed, FASTEST_GFLOPS) or not is_count(memory, MOST_MEMORY):

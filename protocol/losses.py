@@ -96,10 +96,11 @@ def differs(run: RunState, event: Differs) -> list[Effect]:
         return []
     stage = reporter.stage
     there = [r.peer for r, _ in run.roster.workers(stage)]
-    hashes = {peer: event.hashes[peer] for peer in there if event.hashes.get(peer)}
-    if event.peer not in there or len(set(hashes.values())) < 2:
+    hashes = {peer: event.hashes[peer] for peer in there if peer in event.hashes}
+    named = [weights for weights in hashes.values() if weights]  # who names none is wrong, for nobody could compare
+    if event.peer not in there or len(set(hashes.values())) < 2 or not named:
         return []
-    right, _ = Counter(hashes.values()).most_common(1)[0]  # counts in order of insertion: the view's
+    right, _ = Counter(named).most_common(1)[0]  # counts in order of insertion: the view's
     odd = [peer for peer, weights in hashes.items() if weights != right]
     often = [peer for peer in odd if run.conduct.resynced(peer, event.step)]
     reason = f"its weights differ from the other replicas' before step {event.step}"
@@ -134,17 +135,24 @@ def accused(run: RunState, event: Accused) -> list[Effect]:
 def irreplaceable(run: RunState, event: Irreplaceable) -> list[Effect]:
     """A step cannot be ended any more: the run goes back, as if the stage had lost its last peer."""
     stage = run.members[event.peer].stage
-    if run.view is not None and stage is not None and event.epoch == run.view.epoch:
-        run.dead.setdefault(stage, f"step {event.step} cannot be ended: {event.reason}")
+    if run.view is None or stage is None or stage in run.dead or event.epoch != run.view.epoch:
+        return []
+    if run.conduct.tore(event.peer, event.step):
+        return turned_away(run, event.peer, "it sends the run back again and again, for what it says it cannot give")
+    run.dead[stage] = f"step {event.step} cannot be ended: {event.reason}"
     return []
 
 
 def lost_track(run: RunState, event: LostTrack) -> list[Effect]:
-    """A learner starts anew, a few times. A replica that cannot follow its own stage does so too."""
-    stage = run.members[event.peer].stage
-    if stage is None or (event.peer in run.roster.stayers(stage) and len(run.roster.stayers(stage)) == 1):
+    """Who cannot follow its stage starts anew, a few times. Where nobody else has the state, the run goes back."""
+    member = run.members[event.peer]
+    stage = member.stage
+    if run.view is None or stage is None or stage in run.dead or 0 < event.view < member.since:
         return []
     if run.conduct.lost_track(event.peer):
         reason = f"it cannot keep up with stage {stage}: {event.reason}; its link is too slow for that"
         return turned_away(run, event.peer, reason)
+    if run.roster.stayers(stage) == [event.peer]:
+        run.dead[stage] = f"stage {stage} has lost its state: peer {short_peer(event.peer)}: {event.reason}"
+        return []
     return vacate(run, [event.peer], f"it lost track: {event.reason}", follow=True)

@@ -41,7 +41,8 @@ class Replication:
         self._totals: dict[int, Blob] = {}
         self._gone: set[str] = set()
         self._halted = False
-        self._applying = 0
+        self._applying = 0  # the view by which the step is being applied, or was last looked at
+        self._adding = False
 
     # Work
 
@@ -53,6 +54,11 @@ class Replication:
                 outlive them: the others apply the step, this peer dies, and nobody can make its gradients again.
         """
         self._applying = self._place.newest.number
+        compute = self._next(effects, delivered)
+        self._adding = compute is not None and compute.action == APPLY
+        return compute
+
+    def _next(self, effects: list[Effect], delivered: bool) -> Compute | None:
         place, step = self._place, self._place.applied + 1
         group, followers = place.group(step), place.followers(step)
         keep = len(group) > 1 or bool(followers)
@@ -101,9 +107,11 @@ class Replication:
         late = self._place.others() if self._applying != self._place.newest.number else followers
         return [] if total is None else self._offer(total, late)
 
-    def spoiled(self) -> None:
+    def spoiled(self) -> list[Effect]:
         """The parts could not be added up. Nor can they be again, unless a view has made them new meanwhile."""
+        self._adding = False
         self._halted = self._applying == self._place.newest.number
+        return [] if self._halted else self._offer_own_again()
 
     def view_changed(self) -> list[Effect]:
         """Parts are of one view; offer again what still holds."""
@@ -113,17 +121,22 @@ class Replication:
         self._halted = False
         covers = {tuple(place.routed(step, peer)) for peer in place.group(step)}
         self._parts = {name: part for name, part in self._parts.items() if part.offer.meta.covers in covers}
-        effects: list[Effect] = []
-        if self._own is not None:
-            if self._own.offer.meta.covers == tuple(place.routed(step)) and place.peer in place.group(step):
-                effects += self._offer(self._own, [peer for peer in place.group(step) if peer != place.peer])
-            else:
-                key, self._own = self._own.key, None
-                self._exchange.forget(lambda other: other == key)
+        # What the older view's parts give is being applied: the others must not make another sum with this part.
+        effects: list[Effect] = [] if self._adding else self._offer_own_again()
         total = self._exchange.shelved(BlobKey(BlobKind.TOTAL, place.stage, place.applied))
         if total is not None:
             effects += self._offer(total, place.others())
         return effects if place.peer in place.group(step) else effects + self.wants()
+
+    def _offer_own_again(self) -> list[Effect]:
+        place, step = self._place, self._place.applied + 1
+        if self._own is None:
+            return []
+        if self._own.offer.meta.covers == tuple(place.routed(step)) and place.peer in place.group(step):
+            return self._offer(self._own, [peer for peer in place.group(step) if peer != place.peer])
+        key, self._own = self._own.key, None
+        self._exchange.forget(lambda other: other == key)
+        return []
 
     # Events
 
@@ -175,8 +188,9 @@ class Replication:
             return [Refuse(event.peer, f"expected a question about stage {place.stage} from its replicas, got {key}")]
         if key.step <= place.applied:
             return self._late(event.peer, key.step)
-        mine = self._own if self._own is not None and key == self._own.key else None
-        return [] if mine is None else self._offer(mine, [event.peer])
+        if self._own is None or key != self._own.key or self._is_adding_older():
+            return []
+        return self._offer(self._own, [event.peer])
 
     def gone(self, event: BlobGone) -> list[Effect]:
         """Somebody has applied the step and kept no total. If all have, this peer has lost track."""
@@ -208,6 +222,10 @@ class Replication:
             return []
         return [WantBlob(peer, place.newest.number, key) for peer, key in self.awaited() if not self._comes_from(peer)]
 
+    def _is_adding_older(self) -> bool:
+        """Whether the step is being applied by an older view than the newest; its total will be offered to all."""
+        return self._adding and self._applying != self._place.newest.number
+
     # Parts
 
     def _part_of(self, peer: str) -> Blob | None:
@@ -229,7 +247,7 @@ class Replication:
         return [SendOffer(peer, self._place.newest.number, blob.offer) for peer in peers if peer != self._place.peer]
 
     def _forget_step(self) -> None:
-        self._own, self._halted = None, False
+        self._own, self._halted, self._adding = None, False, False
         self._offers.clear()
         self._parts.clear()
         self._gone.clear()

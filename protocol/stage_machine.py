@@ -259,7 +259,7 @@ class StageMachine:
         effects: list[Effect] = []
         match event.action.verb:
             case Verb.APPLY:
-                self._replication.spoiled()
+                effects += self._replication.spoiled()
                 self._flow.reroute(None)  # by a view that came while it ran
                 effects += self._flow.wants()
             case Verb.LOAD:

@@ -104,7 +104,7 @@ class StepFlow:
 
     def used(self, event: Used) -> list[Effect]:
         """A neighbour has used a gradient."""
-        if self.state is not None and event.step == self.state.step:
+        if self.state is not None and event.step == self.state.step and event.microbatch in self.state:
             self._used.add((event.microbatch, event.peer))
         return []
 
@@ -147,11 +147,14 @@ class StepFlow:
         return [(m, kinds[self.state.phase(m)]) for m in self.state if self.state.phase(m) in kinds]
 
     def unused(self) -> list[tuple[int, str]]:
-        """(microbatch, peer): gradients of the step that are made and of which that peer has not said it used them."""
+        """(microbatch, peer): gradients of the step that are made and of which that peer has not said it used them.
+
+        Who is alone in its group leaves nobody who could apply the step without it.
+        """
         place = self._place
-        if self.state is None or place.stage == 0:
+        if self.state is None or place.stage == 0 or len(place.group(self.state.step)) < 2:
             return []
-        made = [m for m in self.state if self._outbox.find(Kind.BACKWARD, self.state.step, m) is not None]
+        made = [m for m in self.state if self.state.phase(m) is Phase.DONE]
         served = [(m, place.server(place.stage - 1, self.state.step, m)) for m in made]
         return [(m, peer) for m, peer in served if peer is not None and (m, peer) not in self._used]
 
@@ -227,10 +230,11 @@ class StepFlow:
         return self.state
 
     def _say_used(self, step: int, microbatch: int) -> list[Effect]:
-        if self._place.stage == self._place.last_stage:
+        place, source = self._place, self._place.stage + 1
+        if place.stage == place.last_stage or len(place.newest.group(source, step)) < 2:
             return []
-        peer = self._place.server(self._place.stage + 1, step, microbatch)
-        return [] if peer is None else [SendUsed(peer, self._place.newest.number, step, microbatch)]
+        peer = place.server(source, step, microbatch)
+        return [] if peer is None else [SendUsed(peer, place.newest.number, step, microbatch)]
 
     def _send(self, kind: Kind, step: int, microbatch: int, payload: Payload) -> list[Send]:
         stage = self._place.stage + (1 if kind is Kind.FORWARD else -1)

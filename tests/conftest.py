@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No test may depend on a time being short.
+settings.register_profile("isthmus", deadline=None)
+settings.load_profile("isthmus")
 
 # Before torch is loaded anywhere: waiting threads must not spin on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

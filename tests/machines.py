@@ -23,6 +23,7 @@ from protocol.effects import (
     SendGone,
     SendOffer,
     SendTaken,
+    SendUsed,
     SendWant,
     WantBlob,
 )
@@ -35,7 +36,7 @@ from protocol.view import Replica, View
 from protocol.work import Verb
 
 SIZE = 600  # bytes of every blob
-SPOKEN = SendOffer | AskChunk | SendChunk | SendTaken | SendWant | WantBlob | SendGone
+SPOKEN = SendOffer | AskChunk | SendChunk | SendTaken | SendUsed | SendWant | WantBlob | SendGone
 
 
 def rules(

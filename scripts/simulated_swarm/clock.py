@@ -12,9 +12,9 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._order = 0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
 
-    def after(self, delay: float, happen: Callable[[], None]) -> None:
+    def after(self, delay: float, happen: Callable[[], object]) -> None:
         """Let `happen` be called in `delay` seconds."""
         self._order += 1
         heapq.heappush(self._due, (self.now + delay, self._order, happen))

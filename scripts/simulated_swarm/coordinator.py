@@ -1,4 +1,4 @@
-"""The coordinator's daemon: feeds the membership, stores what it must not forget, sends views. It can die and return."""
+"""The coordinator's daemon: feeds the membership, stores what must not be forgotten, sends views. It may die."""
 
 from __future__ import annotations
 

@@ -244,7 +244,8 @@ class Host:
                 return self._apply(work)
             case Verb.RESET:
                 self._swarm.counts["resets" if work.payload is None else "drops"] += 1
-                return model.reset(work.payload)
+                model.reset(work.payload)
+                return None
             case Verb.STATE:
                 state = model.state
                 return Blob.of(BlobKey(BlobKind.STATE, self.stage, work.step), state.pack(), Meta(weights=state.hash))
@@ -304,7 +305,7 @@ def _maker_of_garbage(work: Compute) -> str:
         try:
             unpack(part.data)
         except Garbage:
-            return peer
+            return str(peer)
     return "nobody"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COORDINATOR = "coordinator"
 HEARTBEAT_SECONDS = 2.0
 DISK_SECONDS = 0.2
-GOODBYE_SECONDS = 60.0
+MOST_EARLY = 16
 
 
 class Peer:
@@ -38,6 +38,7 @@ class Peer:
         self.ended = ""
         self._admitted = False
         self._queued: list[Callable[[], None]] = []
+        self._early: list[Event] = []
         self._next_report = 0.0
 
     # The process
@@ -50,6 +51,7 @@ class Peer:
         self.view = self.host = None
         self._admitted = False
         self._queued.clear()
+        self._early.clear()
         self._join()
         self._beat(self.session)
 
@@ -169,7 +171,10 @@ class Peer:
     def _handle(self, sender: str, message: object) -> None:
         if isinstance(message, tuple):
             self._control(message)
-        elif self.host is not None:
+        elif self.host is None:
+            if len(self._early) < MOST_EARLY:
+                self._early.append(message)  # type: ignore[arg-type]
+        else:
             newer = getattr(message, "view", 0)
             if self.view is not None and newer > self.view.number:
                 self.swarm.counts["of a newer view"] += 1
@@ -211,6 +216,9 @@ class Peer:
                 self.swarm.counts["places changed"] += 1
             self.host = Host(self, view, place)
         self.host.feed(ViewChanged(view))
+        early, self._early = self._early, []
+        for event in early:
+            self._handle("", event)
 
     # The disk
 
@@ -218,6 +226,3 @@ class Peer:
         """Write a file; it is there a moment later, if the process lives so long."""
         seconds = self.rng.uniform(0, DISK_SECONDS)
         self.swarm.clock.after(seconds, self.unless_frozen(lambda: self.disk.write(stage, step, state)))
-
-
-Incoming = Event | tuple[object, ...]

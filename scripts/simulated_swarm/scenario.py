@@ -53,7 +53,7 @@ class Scenario:
         loss, duplicate, corrupt: chances for each message, the last for chunks.
         slowest_link: seconds; `bandwidth`: bytes a second; `ordered`: messages of a link do not overtake each other.
         slow_peers: chance that a peer computes ten times as long.
-        checkpoint_every: steps; `copies`: at how many other peers; `keep`: how many checkpoints of a stage a disk keeps.
+        checkpoint_every: steps; `copies`: at how many other peers; `keep`: of how many a disk keeps those.
         joins: seconds after the start at which further peers come.
         bad: a peer sends garbage now and then.
     """

@@ -19,6 +19,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from protocol.frame import Buffer
+
 PRIME = (1 << 61) - 1
 RATE, DECAY = 12_345, 678
 NUMBER_BYTES = 8
@@ -208,7 +210,7 @@ def pack(numbers: Sequence[int]) -> bytes:
     return b"".join(number.to_bytes(NUMBER_BYTES, "little") for number in numbers)
 
 
-def unpack(data: bytes | memoryview) -> list[int]:
+def unpack(data: Buffer) -> list[int]:
     """The numbers in `data`.
 
     Raises:

@@ -13,16 +13,18 @@ from peers.faults import Phase
 from swarm.script import Act, parse_script
 
 STEP_PHASES = [phase for phase in Phase if phase not in (Phase.DONOR, Phase.NEWCOMER)]
-LAST = 60  # steps after the beginning; a newcomer needs some seconds to start
+# Steps after the beginning. A process takes as long to start as fifty steps, on two cores that are busy with them.
+LAST, LAST_WITH_NEWCOMER = 60, 140
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One disturbance: `faults` of the first replicas, and what is done from outside."""
+    """One disturbance: `faults` of the first replicas, what is done from outside, and how many steps there are."""
 
     name: str
     script: str
     faults: Mapping[str, str] = field(default_factory=dict)
+    last: int = LAST
 
     def acts(self, first_step: int) -> list[Act]:
         """The acts, if the first step is that."""
@@ -61,22 +63,26 @@ def _others(places: list[int]) -> list[Case]:
             f"step {{5}}; kill coordinator; kill {last}a; wait 5; start coordinator; wait 5; start {last}a"
         ),
         "both replicas, one comes back": f"step {{15}}; kill {middle}a; kill {middle}b; wait 3; start {middle}a",
-        "both replicas, two newcomers": f"step {{15}}; kill {first}a; kill {first}b; start new-1; start new-2",
         "left by SIGINT": f"step {{5}}; interrupt {last}a",
-        "one more joins": "step {3}; start new-1",
     }
     reduction = Case(
         "stopped in the reduction",
         f"stopped {middle}a; wait 30; continue {middle}a",
         {f"{middle}a": "reduction@{5}:stop"},
     )
-    donor = Case(
-        "donor killed",
-        f"step {{3}}; kill {middle}a; wait 1; renew {middle}a; gone {middle}b; wait 2; start {middle}b",
-        {f"{middle}b": "donor@2"},
-    )
-    newcomer = Case(
-        "newcomer killed",
-        f"step {{3}}; kill {middle}a; renew {middle}a newcomer@2; gone {middle}a; start {middle}a",
-    )
-    return [reduction, donor, newcomer, *(Case(name, script) for name, script in scripts.items())]
+    return [reduction, *(Case(name, script) for name, script in scripts.items()), *_newcomers(first, middle, last)]
+
+
+def _newcomers(first: int, middle: int, last: int) -> list[Case]:
+    # A newcomer goes where it is needed most: whichever stage that is, one of its two donors dies.
+    donors = {f"{stage}b": "donor@2" for stage in range(last + 1)}
+    only = f"step {{3}}; kill {middle}a; wait 1; renew {middle}a; gone {middle}b; wait 2; start {middle}b"
+    itself = f"step {{3}}; kill {middle}a; renew {middle}a newcomer@2; gone {middle}a; start {middle}a"
+    both = f"step {{15}}; kill {first}a; kill {first}b; start new-1; start new-2"
+    return [
+        Case("one more joins", "step {3}; start new-1", {}, LAST_WITH_NEWCOMER),
+        Case("newcomer killed", itself, {}, LAST_WITH_NEWCOMER),
+        Case("one of two donors killed", "step {3}; start new-1", donors, LAST_WITH_NEWCOMER),
+        Case("only donor killed", only, {f"{middle}b": "donor@2"}, LAST_WITH_NEWCOMER),
+        Case("both replicas, two newcomers", both, {}, LAST_WITH_NEWCOMER),
+    ]

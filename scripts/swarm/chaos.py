@@ -57,7 +57,7 @@ def disturb(
             for name in prepared.replicas:
                 swarm.start(name, *(["--fault", faults[name]] if name in faults else []))
             director.direct(acts)
-            wrong += _wrong_ends(director)
+            wrong += _wrong_ends(director, faults)
         except IsthmusError as error:
             wrong.append(str(error))
     found = compare(swarm.folder, root / "peers", prepared.undisturbed, prepared.config.pipeline.stages, last_step)
@@ -66,7 +66,7 @@ def disturb(
     return Outcome(time.monotonic() - began, wrong, found, director.done, losses(director), events)
 
 
-def _wrong_ends(director: Director) -> list[str]:
+def _wrong_ends(director: Director, faults: Mapping[str, str]) -> list[str]:
     """Whoever was left alone must have ended well, and who was asked to go as one that was asked to."""
     swarm, ends = director.swarm, {"kill": -signal.SIGKILL, "gone": -signal.SIGKILL, "interrupt": INTERRUPTED}
     last = {done.act.subject: done for done in director.done}
@@ -74,7 +74,8 @@ def _wrong_ends(director: Director) -> list[str]:
     for name, process in swarm.running.items():
         code, done = process.returncode, last.get(name)
         late = code == NetworkError.exit_code and done is not None and not _joined_since(swarm, name, done.time)
-        if code != ends.get(done.act.verb if done else "", 0) and not late:
+        by_fault = code == -signal.SIGKILL and name in faults
+        if code != ends.get(done.act.verb if done else "", 0) and not late and not by_fault:
             found.append(f"{name} ended with {code}: {last_line(swarm.log(name))}")
     return found
 

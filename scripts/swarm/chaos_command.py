@@ -12,7 +12,7 @@ import typer
 
 from peers.cli.common import complain, say, set_up_logging
 from protocol.errors import IsthmusError, UserError
-from swarm.cases import LAST, Case, matrix
+from swarm.cases import Case, matrix
 from swarm.chaos import Outcome, disturb
 from swarm.prepared import Prepared, prepare
 from swarm.script import Act, format_script, parse_script, plan
@@ -98,7 +98,7 @@ def run_case(prepared: Prepared, root: Path, case: Case, seconds: float = CASE_S
         UserError: the run has too few steps for it.
     """
     every, first = prepared.config.checkpoint.every, prepared.first_step
-    last_step = (first + LAST) // every * every
+    last_step = (first + case.last) // every * every
     if last_step > prepared.config.train.steps:
         raise UserError(
             f"expected a run of at least {last_step} steps, got train.steps = {prepared.config.train.steps}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from swarm.cases import LAST, Case, matrix
+from swarm.cases import LAST_WITH_NEWCOMER, matrix
 from swarm.chaos import Outcome
 from swarm.chaos_command import run_case
 from swarm.prepared import Prepared, prepare
@@ -21,6 +21,8 @@ from protocol.config import DataConfig
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "chaos.toml"
 Disturb = Callable[[str], Outcome]
 
+pytestmark = pytest.mark.timeout(900)  # nothing here may fail because the machine is busy
+
 
 @pytest.fixture(scope="module")
 def prepared(cache: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
@@ -28,7 +30,7 @@ def prepared(cache: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("chaos")
     config = read_config(CONFIG)
     every = config.checkpoint.every
-    train = config.train.model_copy(update={"steps": (every + 1 + LAST) // every * every})
+    train = config.train.model_copy(update={"steps": (every + 1 + LAST_WITH_NEWCOMER) // every * every})
     data = DataConfig(source="text", path=str(text), vocab_size=512)
     (folder / "run.toml").write_text(format_config(config.model_copy(update={"train": train, "data": data})))
     with pytest.MonkeyPatch.context() as patch:
@@ -41,8 +43,8 @@ def disturb(prepared: Prepared, tmp_path: Path) -> Disturb:
     """Runs the case of that name, and sees that nothing is wrong."""
     cases = {case.name: case for case in matrix(prepared.config.pipeline.stages)}
 
-    def run(case: str | Case) -> Outcome:
-        outcome = run_case(prepared, tmp_path / "swarm", cases[case] if isinstance(case, str) else case, seconds=240)
+    def run(case: str) -> Outcome:
+        outcome = run_case(prepared, tmp_path / "swarm", cases[case], seconds=600)
         assert not outcome.wrong, outcome.wrong
         return outcome
 
@@ -71,8 +73,10 @@ def test_a_coordinator_that_was_killed_takes_over_where_it_was(disturb: Disturb)
 
 
 def test_a_newcomer_whose_donor_dies_gets_the_state_from_the_other_one(disturb: Disturb) -> None:
-    outcome = disturb("donor killed")
-    assert views(outcome, "is out") == 2
+    outcome = disturb("one of two donors killed")
+    assert views(outcome, "is out") == 1
+    assert views(outcome, "has caught up") == 1
+    assert views(outcome, "goes on from") == 0
 
 
 def test_a_peer_that_stood_still_comes_back(disturb: Disturb) -> None:

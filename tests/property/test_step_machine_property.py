@@ -17,6 +17,7 @@ from protocol.effects import (
     Differs,
     Effect,
     FindState,
+    Irreplaceable,
     KeepState,
     LostTrack,
     Ready,
@@ -26,6 +27,7 @@ from protocol.effects import (
     SendGone,
     SendOffer,
     SendTaken,
+    SendUsed,
     SendWant,
     StepApplied,
     WantBlob,
@@ -43,6 +45,7 @@ from protocol.events import (
     Stalled,
     StateFound,
     Taken,
+    Used,
     ViewChanged,
     Wanted,
 )
@@ -163,6 +166,19 @@ class AnyEvents(RuleBasedStateMachine):
         for effect in self.feed(wanted):
             assert not isinstance(effect, Send) or effect.peer == wanted.peer
 
+    @rule(peer=PICK, later=NUMBER, ahead=st.integers(-1, 1), microbatch=st.integers(0, 5) | st.just(2**32 - 1))
+    def somebody_says_used(self, peer: int, later: int, ahead: int, microbatch: int) -> None:
+        step = max(0, self.applied + ahead)
+        self.feed(Used(self.someone(peer), max(0, self.view.number + later), step, microbatch))
+
+    @precondition(lambda self: self.view.number > 0)
+    @rule()
+    def all_gradients_have_been_used(self) -> None:
+        for microbatch in list(self.toy.sum):
+            sender = self.sender(Kind.FORWARD, self.applied + 1, microbatch)
+            if sender is not None:
+                self.feed(Used(sender, self.view.number, self.applied + 1, microbatch))
+
     # Work
 
     @precondition(lambda self: self.running is not None)
@@ -182,6 +198,7 @@ class AnyEvents(RuleBasedStateMachine):
             for _ in range(most):
                 if self.running is not None:
                     self.the_computation_ends()
+            self.all_gradients_have_been_used()
             if self.lacking:
                 for peer in self.machine._place.sources(self.applied):
                     if self.present(peer):
@@ -311,6 +328,11 @@ class AnyEvents(RuleBasedStateMachine):
         if then:
             self.all_of_the_step_come(kind=Kind.FORWARD)
 
+    @precondition(lambda self: self.running is not None and self.running.action == APPLY)
+    @rule(pick=PICK)
+    def somebody_is_lost_while_the_sum_is_made(self, pick: int) -> None:
+        self.somebody_is_lost(pick=pick, here=True, then=True)
+
     @precondition(lambda self: self.view.number > 0)
     @rule(stage=PICK, ahead=st.integers(-1, 3), back=st.booleans())
     def somebody_joins(self, stage: int, ahead: int, back: bool) -> None:
@@ -394,6 +416,11 @@ class AnyEvents(RuleBasedStateMachine):
                 assert all(self.server(self.stage + 1, step, m) == peer for m in backward)
             case WantBlob(peer, view, key):
                 assert view == self.view.number and key.stage == self.stage and peer != ME
+            case SendUsed(peer, view, step, microbatch):
+                assert view == self.view.number and peer == self.server(self.stage + 1, step, microbatch)
+                assert step <= self.applied or microbatch in self.toy.sum
+            case Irreplaceable(_, step, reason):
+                assert reason and isinstance(event, Wanted) and self.applied - 1 <= step <= self.applied
             case SendGone(_, view, _):
                 assert view == self.view.number
             case SendTaken(_, blob):
@@ -438,6 +465,8 @@ class AnyEvents(RuleBasedStateMachine):
             assert (work.payload is None) == (self.stage == len(self.view.stages) - 1)
         if verb is Verb.APPLY:
             self.check_apply(work)
+        if verb is Verb.PART and len(self.view.group(self.stage, work.step)) > 1:
+            assert not self.machine._flow.unused(), "it could outlive its gradients"
         self.running = work
 
     def check_apply(self, work: Compute) -> None:

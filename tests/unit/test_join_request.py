@@ -39,18 +39,6 @@ def test_as_many_addresses_are_told_as_a_coordinator_takes() -> None:
     assert 4 <= len(asked.addresses) < 6 and list(asked.addresses) == many[: len(asked.addresses)]
 
 
-def test_a_view_of_a_full_run_fits_into_its_record_and_its_message() -> None:
-    key, longest = SigningKey.generate(), "x" * (MOST_ADDRESS_BYTES // MOST_ADDRESSES)
-    asked = parse_join("peer", join_message([longest] * MOST_ADDRESSES, {}, ""), 1)
-    assert len(asked.addresses) == MOST_ADDRESSES
-    peers = tuple(Replica(f"{n:046d}", asked.addresses, 1 / 3, 1 / 3, 123456789) for n in range(MOST_MEMBERS))
-    gone = tuple(replace(replica, lost=7) for replica in peers)
-    view = View(1 << 30, 1 << 30, 1 << 30, (peers + gone,), holders=(tuple(r.peer for r in peers),))
-    message = control(view_message(key.sign(VIEW, view.to_json())))
-    record = parse_control(message.payload)["record"]
-    assert View.from_json(open_record(record.encode(), VIEW, key.public)) == view
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -60,11 +48,11 @@ def test_a_view_of_a_full_run_fits_into_its_record_and_its_message() -> None:
         {"addresses": ["x"] * (MOST_ADDRESSES + 1)},
         {"addresses": ["x" * (LONGEST_ADDRESS + 1)]},
         {"addresses": ["x" * 200] * (MOST_ADDRESS_BYTES // 200 + 1)},
-        {"addresses": ["/dns4/\u00e9/tcp/1"]},
-        {"addresses": ["/dns4/\ud800/tcp/1"]},
-        {"addresses": ["/ip4/1.2.3.4/tcp/1\n"]},
-        {"addresses": ['"']},
         {"addresses": [""]},
+        {"addresses": ['a"b']},
+        {"addresses": ["a\\b"]},
+        {"addresses": ["a b"]},
+        {"addresses": ["\u00e9"]},
         {"session": None},
         {"session": "s" * 65},
         {"speed": None},
@@ -90,3 +78,13 @@ def test_a_view_of_a_full_run_fits_into_its_record_and_its_message() -> None:
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BadFrame, match="to join"):
         parse_join("peer", {**GOOD, **change}, stages=3)
+
+
+def test_a_view_of_as_many_members_as_there_can_be_fits_into_its_record_and_one_message() -> None:
+    key, longest = SigningKey.generate(), "/" + "x" * (MOST_ADDRESS_BYTES // MOST_ADDRESSES - 1)
+    asked = parse_join("peer", {**GOOD, "addresses": [longest] * MOST_ADDRESSES}, 3)
+    peers = tuple(Replica(f"{n:052d}", asked.addresses, 1 / 3, 1 / 3, 123456789) for n in range(MOST_MEMBERS))
+    lost = tuple(replace(replica, lost=7) for replica in peers)  # they stay until the next plan
+    view = View(1 << 30, 1 << 30, 1 << 30, (peers + lost,), holders=(tuple(r.peer for r in peers),))
+    message = parse_control(control(view_message(key.sign(VIEW, view.to_json()))).payload)
+    assert View.from_json(open_record(message["record"].encode(), VIEW, key.public)) == view

@@ -27,6 +27,7 @@ from protocol.events import (
     Stalled,
     StateFound,
     Taken,
+    Used,
     ViewChanged,
     Wanted,
 )
@@ -73,9 +74,10 @@ UP_TO: dict[str, list[Event | str]] = {
     "F": [ViewChanged(VIEW), FORWARD],
     "waits for B": [ViewChanged(VIEW), FORWARD, f"F{MINE}"],
     "B": [ViewChanged(VIEW), FORWARD, f"F{MINE}", GRADIENT],
-    "PART": [ViewChanged(VIEW), FORWARD, f"F{MINE}", GRADIENT, f"B{MINE}"],
-    "reduces": [ViewChanged(VIEW), FORWARD, f"F{MINE}", GRADIENT, f"B{MINE}", "PART"],
+    "unused": [ViewChanged(VIEW), FORWARD, f"F{MINE}", GRADIENT, f"B{MINE}"],
 }
+UP_TO["PART"] = [*UP_TO["unused"], Used("p", 1, STEP, MINE)]
+UP_TO["reduces"] = [*UP_TO["PART"], "PART"]
 UP_TO["APPLY"] = [*UP_TO["reduces"], *whole("b", PART)]
 UP_TO["halted"] = [*UP_TO["reduces"], *whole("b", ODD)]
 UP_TO["finished"] = [*UP_TO["waits"][:-1], ViewChanged(replace(VIEW, last_step=STEP - 1))]
@@ -107,7 +109,9 @@ def name(machine: StageMachine) -> str:
     state = machine._flow.state
     assert state is not None
     phases = {state.phase(m).name for m in state}
-    return "reduces" if state.complete else "waits for B" if phases == {"FORWARDED"} else "waits"
+    if state.complete:
+        return "unused" if machine._flow.unused() else "reduces"
+    return "waits for B" if phases == {"FORWARDED"} else "waits"
 
 
 KEYS = {blob.key.kind: blob.key for blob in (PART, TOTAL, STATE)}
@@ -124,6 +128,7 @@ EVENTS: dict[str, Callable[[StageMachine], Event | None]] = {
     "ask": lambda m: ChunkAsked("b", b"?" * 16, 0),
     "taken": lambda m: Taken("b", PART.offer.id),
     "want": lambda m: Wanted("q", 1, STEP, (MINE,), ()),
+    "used": lambda m: Used("p", 1, STEP, MINE),
     "want part": lambda m: BlobWanted("b", 1, KEYS[BlobKind.PART]),
     "want state": lambda m: BlobWanted("b", 1, KEYS[BlobKind.STATE]),
     "gone": lambda m: BlobGone("b", 1, KEYS[BlobKind.TOTAL]),
@@ -162,7 +167,8 @@ TABLE: dict[str, dict[str, str]] = {
     "waits": {**AT_WORK, "forward": "F"},
     "F": {**AT_WORK, "done": "waits for B", "spoiled": "waits"},
     "waits for B": {**AT_WORK, "gradient": "B", "loss": "waits"},
-    "B": {**AT_WORK, "done": "PART", "spoiled": "waits for B"},
+    "B": {**AT_WORK, "done": "unused", "spoiled": "waits for B"},
+    "unused": {**AT_WORK, "used": "PART", "loss": "waits"},
     "PART": {**AT_WORK, "done": "reduces"},
     "reduces": {**AT_WORK, "loss": "waits"},
     "APPLY": {**AT_WORK, "done": "waits", "spoiled": "halted"},
@@ -197,7 +203,9 @@ def test_each_event_in_each_state(state: str, event: str) -> None:
 
 
 OF_A_VIEW = [
-    event for event in EVENTS if isinstance(EVENTS[event](reached("waits")), Arrived | Offered | Wanted | BlobWanted)
+    event
+    for event in EVENTS
+    if isinstance(EVENTS[event](reached("waits")), Arrived | Offered | Wanted | Used | BlobWanted)
 ]
 
 
@@ -206,7 +214,7 @@ OF_A_VIEW = [
 def test_what_is_of_another_view_or_from_a_stranger(state: str, event: str) -> None:
     machine = reached(state)
     happens = EVENTS[event](machine)
-    assert isinstance(happens, Arrived | Offered | Wanted | BlobWanted)
+    assert isinstance(happens, Arrived | Offered | Wanted | Used | BlobWanted)
     later, early = machine.handle(replace(happens, view=7)), event == "far ahead"
     assert [type(effect) for effect in later] == [Refuse] * early, "it waits for its view"
     if state != "no view":

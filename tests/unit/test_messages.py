@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from protocol.blob import Blob, BlobKey, BlobKind, Meta
-from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken, SendWant, WantBlob
+from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken, SendUsed, SendWant, WantBlob
 from protocol.errors import BadFrame
-from protocol.events import BlobGone, BlobWanted, ChunkArrived, ChunkAsked, Offered, Taken, Wanted
+from protocol.events import BlobGone, BlobWanted, ChunkArrived, ChunkAsked, Offered, Taken, Used, Wanted
 from protocol.frame import Frame, Header, Kind, parse_control
 from protocol.messages import MOST_MICROBATCHES, Spoken, chunk_event, to_event, to_frame
 
@@ -24,6 +24,7 @@ ID = BLOB.offer.id
         (SendOffer("ben", 4, BLOB.offer), Offered("ann", 4, BLOB.offer)),
         (AskChunk("ben", ID, 7), ChunkAsked("ann", ID, 7)),
         (SendTaken("ben", ID), Taken("ann", ID)),
+        (SendUsed("ben", 4, 9, 65_535), Used("ann", 4, 9, 65_535)),
         (SendWant("ben", 4, 9, (1, 5), ()), Wanted("ann", 4, 9, (1, 5), ())),
         (SendWant("ben", 4, 9, (), (0,)), Wanted("ann", 4, 9, (), (0,))),
         (WantBlob("ben", 4, KEY), BlobWanted("ann", 4, KEY)),
@@ -62,6 +63,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "offer": {"view": 1, "offer": BLOB.offer.to_json()},
     "ask": {"blob": ID.hex(), "chunk": 0},
     "taken": {"blob": ID.hex()},
+    "used": {"view": 1, "step": 1, "microbatch": 0},
     "want": {"view": 1, "step": 1, "forward": [0], "backward": []},
     "want_blob": {"view": 1, "key": KEY.to_json()},
     "gone": {"view": 1, "key": KEY.to_json()},
@@ -71,6 +73,7 @@ BAD: dict[str, list[Any]] = {
     "view": NUMBERS,
     "step": NUMBERS,
     "chunk": NUMBERS,
+    "microbatch": NUMBERS,
     "blob": [None, 7, "", "ab", "g" * 32, "ab" * 17, b"x" * 16, ["ab"]],
     "forward": [None, 3, "0", {"0": 1}, ["0"], [0.0], [True], [-1], [MOST_MICROBATCHES], [[0]]],
     "backward": [None, [None], [1 << 70]],
@@ -96,6 +99,6 @@ def test_a_field_that_is_nonsense_is_refused(kind: str, field: str, value: Any) 
 @pytest.mark.parametrize("kind", [None, 7, "", "chunk", "view", "join", ["offer"], "x" * 10_000])
 def test_what_is_no_message_of_a_peer_is_refused(kind: Any) -> None:
     with pytest.raises(
-        BadFrame, match=r"expected an offer, ask, taken, want, want_blob or gone of a peer, got .{0,42}$"
+        BadFrame, match=r"expected an offer, ask, taken, used, want, want_blob or gone of a peer, got .{0,42}$"
     ):
         to_event("ann", {"type": kind})

@@ -234,6 +234,25 @@ def test_totals_are_fetched_ahead_within_a_bound() -> None:
 
 # Views in every phase of a reduction
 
+
+def test_a_part_is_given_away_only_when_its_gradients_have_been_used() -> None:
+    """Else the others apply the step with it, its maker dies, and nobody can make the gradients again."""
+    view = one_view("u", "a b c", "d", last_step=3)
+    group = crowd(view, 6, 6)
+    group.lose = lambda sender, effect: sender == "c" and isinstance(effect, Send) and effect.peer == "u"
+    group.run()
+    assert "PART" not in group.actions("c") and not group.of("a", StepApplied)
+    assert group.machines["c"].waits_for().startswith("word that u has used the gradient of step 1")
+    group.kill("c")
+    group.show(one_view("u", "a b c!2", "d", number=2, last_step=3))
+    for _ in range(3):
+        group.run()
+        for peer in group.machines:
+            group.tell(peer, Stalled())
+    group.run()
+    ends(group, "uabd", quiet=False)
+
+
 LOSE_B = one_view("a b!2 c", number=2, last_step=3)
 
 
@@ -276,6 +295,33 @@ def test_one_had_all_parts_and_applied_the_other_had_not_when_the_third_died(fir
             group.tell(peer, Stalled())
     group.run()
     ends(group, "ac", quiet=False)
+
+
+def test_who_is_applying_by_an_older_view_gives_its_part_to_no_other_sum() -> None:
+    """The other does the lost one's microbatches itself: with this part it would have another sum, in the last bits."""
+    (lost_one,) = (m for m, peer in enumerate(routes(THREE, 0, 1, 3)) if peer == "b")
+    heir = routes(LOSE_B, 0, 1, 3)[lost_one]
+    first = "a" if heir == "c" else "c"
+    group = crowd(THREE, count=3)
+    group.lose = lambda sender, effect: isinstance(effect, SendChunk) and effect.peer == heir
+    group.run(lambda: first in group.waiting and group.waiting[first].action == APPLY)
+    group.paused = {first}
+    group.kill("b")
+    group.lose = lambda sender, effect: False
+    group.show(LOSE_B)
+    group.run()
+    for _ in range(3):  # the other asks
+        group.tell(heir, Stalled())
+        group.run()
+    assert not group.of(heir, StepApplied), "it has no more than its own part"
+    group.paused = set()
+    group.run()
+    for peer in "ac":
+        group.tell(peer, Stalled())
+    group.run()
+    ends(group, "ac", quiet=False)
+    reduced = next(work.payload for work in group.of(heir, Compute) if work.action == APPLY)
+    assert [part.key.kind for part in reduced.parts] == [BlobKind.TOTAL]
 
 
 def test_a_part_is_offered_again_under_the_new_number_with_more_in_it_if_more_was_routed() -> None:

@@ -7,8 +7,19 @@ from dataclasses import replace
 import pytest
 from machines import one_view, rules
 
-from protocol.effects import Accuse, Compute, Effect, Refuse, Send, SendWant, StepApplied
-from protocol.events import Arrived, Computed, Spoiled, Stalled, ViewChanged, Wanted
+from protocol.effects import (
+    Accuse,
+    Compute,
+    Effect,
+    Irreplaceable,
+    Refuse,
+    Send,
+    SendUsed,
+    SendWant,
+    StepApplied,
+    WantBlob,
+)
+from protocol.events import Arrived, Computed, Spoiled, Stalled, Used, ViewChanged, Wanted
 from protocol.frame import Kind
 from protocol.route import routes
 from protocol.stage_machine import StageMachine
@@ -24,6 +35,15 @@ def machine(stage: int, microbatches: int = 2, window: int = 4) -> StageMachine:
     made = StageMachine(f"p{stage}", rules(microbatches, window))
     made.handle(ViewChanged(view()))
     return made
+
+
+def of_two(stage: int, microbatches: int) -> tuple[StageMachine, list[int]]:
+    """The first of two peers of `stage`, and the microbatches that it serves in step 1; other stages have one each."""
+    names = [f"p{s} q{s}" if s == stage else f"p{s}" for s in range(3)]
+    made = StageMachine(f"p{stage}", rules(microbatches))
+    made.handle(ViewChanged(one_view(*names)))
+    served = routes(one_view(*names), stage, 1, microbatches)
+    return made, [m for m, peer in enumerate(served) if peer == f"p{stage}"]
 
 
 def forward(microbatch: int, step: int = 1, number: int = 1, peer: str = "p0") -> Arrived:
@@ -53,6 +73,10 @@ def short(effects: list[Effect]) -> list[str]:
             case Send():
                 verb = Verb.SEND_FORWARD if effect.kind is Kind.FORWARD else Verb.SEND_BACKWARD
                 words.append(str(Action(verb, effect.microbatch)))
+            case SendUsed():
+                words.append(f"USED{effect.microbatch} of {effect.peer}")
+            case Irreplaceable():
+                words.append(f"IRREPLACEABLE {effect.step}")
             case SendWant():
                 words += [f"WANT_F{m} of {effect.peer}" for m in effect.forward]
                 words += [f"WANT_B{m} of {effect.peer}" for m in effect.backward]
@@ -60,6 +84,8 @@ def short(effects: list[Effect]) -> list[str]:
                 words.append(f"APPLIED{effect.step}{'!' if effect.last else ''}")
             case Refuse():
                 words.append("REFUSE STALE" if effect.stale else "REFUSE")
+            case WantBlob():
+                words.append(f"WANT {effect.key.kind} of {effect.peer}")
             case Accuse():
                 words.append(f"ACCUSE {effect.peer}")
             case _:
@@ -136,11 +162,25 @@ def test_steps_may_have_different_numbers_of_microbatches() -> None:
 # Asking and sending again
 
 
-def test_a_stall_asks_for_what_is_missing_and_repeats_nothing() -> None:
+def test_a_stall_asks_for_what_is_missing_and_repeats_gradients_that_nobody_said_he_has_used() -> None:
+    middle, (first, second, *_) = of_two(1, microbatches=6)
+    for event in (forward(first), forward(second), done(f"F{first}"), done(f"F{second}"), gradient(first)):
+        middle.handle(event)
+    middle.handle(done(f"B{first}"))
+    assert middle.waits_for() == f"the gradient of step 1, microbatch {second} from stage 2"
+    assert f"SEND_B{first}" in short(middle.handle(Stalled()))
+    for event in (Used("p0", 1, 1, first), Used("p0", 1, 1, first), Used("p0", 1, 2, 1), Used("p0", 1, 1, 2**31)):
+        assert middle.handle(event) == []
+    asked = short(middle.handle(Stalled()))
+    assert f"WANT_B{second} of p2" in asked and f"SEND_B{first}" not in asked
+    assert middle._flow._used == {(first, "p0")}, "no room for what is not of this step"
+
+
+def test_who_is_alone_at_its_stage_asks_nobody_whether_gradients_were_used() -> None:
+    """It leaves nobody who could apply the step without it."""
     middle = machine(1, microbatches=3)
     for event in (forward(0), forward(1), done("F0"), done("F1"), gradient(0), done("B0")):
         middle.handle(event)
-    assert middle.waits_for() == "the gradient of step 1, microbatch 1 from stage 2"
     assert short(middle.handle(Stalled())) == ["WANT_B1 of p2", "WANT_F2 of p0"]
 
 
@@ -183,6 +223,37 @@ def test_a_forward_that_comes_again_gets_its_gradient_again() -> None:
         middle.handle(event)
     assert middle.finished and short(middle.handle(forward(0, step=2))) == ["SEND_B0"], "and when all is done"
     assert short(middle.handle(forward(0, step=1))) == ["SEND_B0"], "two steps are kept"
+
+
+def test_a_gradient_that_comes_again_is_answered_with_used_once_it_is() -> None:
+    first = StageMachine("p0", rules(1))
+    late = one_view("p0", "p1 q1")
+    maker = routes(late, 1, 1, 1)[0]
+    for event in (ViewChanged(late), done("F0"), gradient(0, peer=maker)):
+        first.handle(event)
+    assert first.handle(gradient(0, peer=maker)) == [], "not yet"
+    used = SendUsed(maker, 1, 1, 0)
+    assert used in first.handle(done("B0"))
+    assert first.handle(gradient(0, peer=maker)) == [used]
+    first.handle(done("APPLY"))
+    assert first.handle(gradient(0, peer=maker)) == [used], "and when the step is past"
+
+
+def test_what_went_down_with_its_maker_after_its_step_was_applied_nobody_can_make_again() -> None:
+    resumed = StageMachine("p1", rules(1), applied=5)
+    resumed.handle(ViewChanged(one_view("p0", "p1", "p2", first_step=5)))
+    assert short(resumed.handle(Wanted("p0", 1, 5, (), (0,)))) == ["IRREPLACEABLE 5"]
+    assert short(resumed.handle(Wanted("p2", 1, 5, (0,), ()))) == ["IRREPLACEABLE 5"]
+    assert resumed.handle(Wanted("p2", 1, 5, (), (0,))) == [], "not his to ask for"
+    assert resumed.handle(Wanted("p0", 1, 6, (), (0,))) == [], "it will be made"
+
+
+def test_nobody_asks_the_first_stage_for_a_gradient_nor_the_last_for_coordinates() -> None:
+    """Or one odd question would send the whole run back."""
+    for own, asker, forward, backward in (("p0", "p2", (), (0,)), ("p2", "p0", (0,), ())):
+        resumed = StageMachine(own, rules(1), applied=5)
+        resumed.handle(ViewChanged(one_view("p0", "p1", "p2", first_step=5)))
+        assert resumed.handle(Wanted(asker, 1, 5, forward, backward)) == []
 
 
 def test_what_was_sent_is_kept_for_two_steps() -> None:
@@ -390,7 +461,8 @@ def test_a_late_planned_view_that_takes_what_is_done_begins_the_step_again() -> 
     finish(middle, [0, 1, 2])
     effects = middle.handle(ViewChanged(replace(PAIR, number=2)))
     assert Compute(1, RESET, None) in effects, "nothing can be taken out of a sum"
-    assert short(effects)[:-1] == [f"WANT_F{m} of p0" for m in MINE]
+    words = short(effects)[:-1]
+    assert [word for word in words if "WANT" in word] == [f"WANT_F{m} of p0" for m in MINE]
     assert middle.handle(done("RESET")) == []
     assert short(middle.handle(forward(MINE[0], number=2))) == [f"F{MINE[0]}"]
 
