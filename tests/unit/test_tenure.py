@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
@@ -20,7 +20,7 @@ RESTORED = View(3, 5, 9, ((Replica("a", start=4),), (Replica("b", start=4),)), 1
 class Worker:
     """A stage whose checkpoint is damaged: it can be built only where it is to fetch its state."""
 
-    built: list[bool] = []
+    built: ClassVar[list[bool]] = []
 
     def __init__(self, parts: Any, stage: int, replica: Replica, epoch: int, lacking: bool, tell_view: Any) -> None:
         self.lacking = lacking
