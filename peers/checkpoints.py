@@ -108,7 +108,7 @@ class Checkpoints:
 
         It would not do to keep it: the same steps come again, with other bits in the last places.
         """
-        with self._writing:
+        with self._writing, suppress(OSError):  # a folder that cannot be looked through
             for stage, steps in self.held().items():
                 for later in steps:
                     if later > step:
@@ -135,8 +135,7 @@ class Checkpoints:
         if _digest(state) != expected:
             self._set_aside(path, look[0])
             raise RunFailed(
-                f"expected in {path} what was written there, got other bits: the disk has damaged it; "
-                "it is set aside, resume from another checkpoint"
+                f"expected in {path} what was written there, got other bits: the disk has damaged it; it is set aside"
             )
         return state
 

@@ -106,8 +106,9 @@ def _differs(peer: str, message: Mapping[str, Any]) -> Differs:
 
 
 def _reason(message: Mapping[str, Any]) -> str:
-    """What a peer says, for people: one bounded line."""
-    return " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
+    """What a peer says, for people: one bounded line, and nothing that a terminal would obey."""
+    text = " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def view_message(record: bytes) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class StageWorker:
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
-        self._told: set[tuple[str, int]] = set()
+        self._told: tuple[int, set[str]] = 0, set()  # of the newest view: its number, and who was told of it
         self._step_began, self._busy_before = time.monotonic(), 0.0
 
     async def build(self) -> None:
@@ -185,10 +185,11 @@ class StageWorker:
             self._parts.files.changed()
 
     async def close(self) -> None:
-        """Start nothing more, and wait until what runs on the compute thread has ended."""
+        """Start nothing more, wait for the end of what runs on the compute thread, and give the memory back."""
         self._closing = True
         if self._computing is not None:
             await asyncio.wait({self._computing})
+        self._stage = self._computing = None
 
     def state(self) -> dict[str, Any]:
         """What the coordinator is told of this worker in each report."""
@@ -245,9 +246,10 @@ class StageWorker:
         level = logging.INFO if refusal.stale else logging.WARNING
         logger.log(level, "refused what %s sent: %s", short_peer(refusal.peer), refusal.reason)
         if refusal.stale and self.machine.view is not None:
-            told = (refusal.peer, self.machine.view.number)
-            if told not in self._told:
-                self._told.add(told)
+            if self._told[0] != self.machine.view.number:
+                self._told = self.machine.view.number, set()
+            if refusal.peer not in self._told[1]:
+                self._told[1].add(refusal.peer)
                 self._tell_view(refusal.peer)
 
     async def _find(self, peer: str, key: BlobKey) -> None:
@@ -270,6 +272,11 @@ class StageWorker:
             event = Computed(work.action, await asyncio.shield(computing))
         except Spoilt as error:
             event = Spoiled(work.action, error.peer, str(error))
+        except Exception as error:
+            if not self._closing:
+                raise
+            logger.warning("what stage %d was about, which this peer has left, failed: %s", self.stage, error)
+            return
         if not self._closing:
             self.feed(event)
 

@@ -70,21 +70,25 @@ class Tenure:
         Raises:
             RemoteError: not signed by the coordinator, or no view.
         """
-        view = View.from_json(open_record(record.encode(), VIEW, self._key))
+        view = View.from_json(open_record(record.encode(errors="replace"), VIEW, self._key))
         if self.view is not None and view.number <= self.view.number:
             return Change()
-        me, former = self._parts.transport.peer_id, self.worker
+        me, served = self._parts.transport.peer_id, self.worker is not None
         stage, back = view.stage_of(me), view.goes_back(self.view, me)
-        if back:
-            await self._parts.files.forget_after(view.restored)
         self.view, self._record = view, record
         self._neighbours.changed(view, stage)
+        await self._let_go(view)
+        if back:  # only now: what the former worker was about may have been a checkpoint
+            await self._parts.files.forget_after(view.restored)
+        if stage is not None:
+            await self._serve(view, stage)
+        return Change(stage is None and served, view.restored if back else None)
+
+    async def _let_go(self, view: View) -> None:
+        former = self.worker
         if former is not None and not former.serves(view):
             self.worker = None
             await former.close()
-        if stage is not None:
-            await self._serve(view, stage)
-        return Change(stage is None and former is not None, view.restored if back else None)
 
     async def _serve(self, view: View, stage: int) -> None:
         if self.worker is None:

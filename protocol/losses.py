@@ -149,6 +149,8 @@ def lost_track(run: RunState, event: LostTrack) -> list[Effect]:
     stage = member.stage
     if run.view is None or stage is None or stage in run.dead or 0 < event.view < member.since:
         return []
+    # Whatever it said of its files before: it would be sent back to the same step at once, again and again.
+    member.held = {s: [t for t in steps if (s, t) != (stage, member.start)] for s, steps in member.held.items()}
     if run.conduct.lost_track(event.peer):
         reason = f"it cannot keep up with stage {stage}: {event.reason}; its link is too slow for that"
         return turned_away(run, event.peer, reason)

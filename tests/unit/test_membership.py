@@ -422,6 +422,21 @@ def test_before_the_first_checkpoint_the_run_begins_again() -> None:
     assert (view.restored, view.epoch, view.holders) == (0, 1, ((), ()))
 
 
+def test_whose_file_is_damaged_is_not_sent_back_to_it_again() -> None:
+    """Its word of that may come before the report that names the file no more."""
+    told = story("ann", "ben", checkpoint_every=4)
+    told.copies = False
+    told.steps(10)
+    (view,) = told.issued(told.restart("ben"))
+    assert view.restored == 8
+    effects = told.feed(LostTrack("ben", "nobody is left who has the state", view.number))
+    assert not told.issued(effects), "somebody may yet bring it"
+    ben = told.peers["ben"]
+    ben.held = {stage: [step for step in steps if step < 8] for stage, steps in ben.held.items()}
+    (view,) = told.issued(told.beat(12))
+    assert view.restored == 4
+
+
 def test_who_took_a_stage_and_cannot_get_its_state_sends_the_run_back_to_one_that_is_there() -> None:
     """Its only holder died before it had given it, though at its own stage others are left."""
     told = story("ann", "ben", "eve", checkpoint_every=4)

@@ -90,6 +90,13 @@ def test_a_reason_is_cut() -> None:
     assert isinstance(event, Failed) and len(event.reason) == LONGEST_REASON
 
 
+def test_a_reason_is_one_line_that_no_terminal_obeys() -> None:
+    event = parse_event("ann", {"type": "failed", "reason": "a\n\x1b[2Jb \ud800\x07"})
+    assert event == Failed("ann", "a ?[2Jb ??")
+    event = parse_event("ann", {"type": "failed"})
+    assert event == Failed("ann", "it gave no reason")
+
+
 @pytest.mark.parametrize(
     "message",
     [
