@@ -74,6 +74,10 @@ class Peer:
         self.leaving = True
         self.tell(("leave",))
 
+    def come_back(self) -> None:
+        """Its owner, who took it away, is asked for its files."""
+        self.gone = self.leaving = False
+
     def unless_frozen(self, happen: Callable[[], None]) -> Callable[[], None]:
         """`happen`, later if the process is stopped when it is due; never if it has ended."""
         session = self.session

@@ -103,6 +103,9 @@ class Swarm:
         self._waits_since = self.clock.now
         self.counts["helped: a peer came to a run that waited"] += 1
         self.checks.check(bool(self.coordinator.notice), "the run waits, and nobody was told for what")
+        if "with the folders they had" in self.coordinator.notice:
+            for peer in self.peers.values():
+                peer.come_back()
         down = [peer for peer in self.peers.values() if not peer.alive and not peer.gone and not peer.ended]
         self.trace("HELP", f"{self.coordinator.notice}; down: {[peer.name for peer in down]}")
         for peer in down:
