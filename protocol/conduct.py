@@ -1,6 +1,7 @@
 """What is held against a peer in this session of its: who does not keep up, or differs again and again, is turned away.
 
-A restart by its owner (another session, perhaps another machine or line) begins with a clean sheet.
+A restart by its owner (another session, perhaps another machine or line) begins with a clean sheet; but whom it accused
+is remembered, since the session is its own choice.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Conduct:
         """`peer` asks to join: why it may not, or ""."""
         sheet = self._sheets.get(peer)
         if sheet is None or sheet.session != session:
-            self._sheets.pop(peer, None)
-            sheet = self._sheets[peer] = Sheet(session)
+            former = self._sheets.pop(peer, None)
+            sheet = self._sheets[peer] = Sheet(session, accused=set() if former is None else former.accused)
             while len(self._sheets) > SHEETS_KEPT:
                 del self._sheets[next(iter(self._sheets))]
         return sheet.barred

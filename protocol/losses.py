@@ -90,13 +90,18 @@ def _to_exclude(run: RunState, overdue: dict[str, str]) -> list[str]:
 
 
 def differs(run: RunState, event: Differs) -> list[Effect]:
-    """Replicas of a stage have unlike weights: the majority keeps its place; of as many, those first in the view."""
+    """Replicas of a stage have unlike weights: the majority keeps its place; of as many, those first in the view.
+
+    What each has said of its own weights counts, and the reporter's word only of those who have said nothing yet: it
+    could put others out otherwise.
+    """
     reporter = run.members[event.peer]
     if run.view is None or reporter.stage is None:
         return []
     stage = reporter.stage
     there = [r.peer for r, _ in run.roster.workers(stage)]
-    hashes = {peer: event.hashes[peer] for peer in there if peer in event.hashes}
+    own = {peer: run.members[peer].weights for peer in there if run.members[peer].applied == event.step - 1}
+    hashes = {peer: own.get(peer) or event.hashes[peer] for peer in there if peer in event.hashes}
     named = [weights for weights in hashes.values() if weights]  # who names none is wrong, for nobody could compare
     if event.peer not in there or len(set(hashes.values())) < 2 or not named:
         return []
@@ -119,17 +124,17 @@ def mistaken(run: RunState, peer: str, step: int) -> list[Effect]:
 
 
 def accused(run: RunState, event: Accused) -> list[Effect]:
-    """One of the two is wrong: the accused, unless the other accuses one after the other."""
+    """One of the two is wrong: the accused, unless the other accuses one after the other.
+
+    If it was the last of its stage, the run waits for another, and goes on from its newest checkpoint.
+    """
     here, there = run.members[event.peer].stage, run.members[event.accused].stage
     if here is None or there is None or abs(here - there) > 1 or event.peer == event.accused:
         return []
     wrong, reason = event.accused, f"peer {short_peer(event.peer)} cannot use what it sent: {event.reason}"
     if run.conduct.accuses(event.peer, event.accused):
         wrong, reason = event.peer, "it accuses one peer after the other of sending what it cannot use"
-    stage = run.members[wrong].stage
-    effects = turned_away(run, wrong, reason)
-    assert stage is not None
-    return effects if stage not in run.dead else effects + run.finish(True, run.dead[stage])
+    return turned_away(run, wrong, reason)
 
 
 def irreplaceable(run: RunState, event: Irreplaceable) -> list[Effect]:

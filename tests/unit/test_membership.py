@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from coordinator_story import Peer, Story
 
-from protocol.conduct import MOST_TORN
+from protocol.conduct import MOST_TORN, Conduct
 from protocol.detector import BROKEN_FLOOR_SECONDS, CEILING_SECONDS, FLOOR_SECONDS, UNKNOWN_SECONDS
 from protocol.membership import (
     MOST_MEMBERS,
@@ -581,13 +581,39 @@ def test_who_sends_what_cannot_be_used_loses_its_place() -> None:
     assert told.seats() == {0: ["ann"], 1: ["ben"]}
 
 
-def test_the_last_of_a_stage_that_sends_what_cannot_be_used_ends_the_run() -> None:
+def test_without_the_last_of_a_stage_that_sends_what_cannot_be_used_the_run_waits_for_another() -> None:
+    """One word must not end what others have trained."""
     told = story("ann", "ben")
+    told.feed(Accused("ann", "ben", "an id outside the vocabulary"))
+    stages, text = told.membership.waiting
+    assert told.end is None and stages == (1,) and "stage 1 lost its peer ben" in text
+    assert "ben" not in told.membership.members
+
+
+def test_where_nobody_else_will_come_it_ends_the_run() -> None:
+    told = story("ann", "ben", end_when_starved=True)
     told.feed(Accused("ann", "ben", "an id outside the vocabulary"))
     assert told.end is not None and told.end.failed
     assert (
         told.end.reason == "stage 1 lost its peer ben: peer ann cannot use what it sent: an id outside the vocabulary"
     )
+
+
+def test_of_unlike_weights_what_each_has_said_itself_counts() -> None:
+    """A reporter cannot put others out by what it says of them."""
+    told = story("ann", "ben", "cat")
+    told.steps(20)
+    (first, second) = next(peers for peers in told.seats().values() if len(peers) == 2)
+    step = (told.membership.members[first].applied or 0) + 1
+    assert told.membership.members[first].weights == told.membership.members[second].weights != ""
+    assert told.issued(told.feed(Differs(second, step, {first: "forged", second: "y"}))) == []
+
+
+def test_a_new_session_does_not_forget_whom_it_accused() -> None:
+    conduct = Conduct()
+    for number, session in enumerate("abc", 1):
+        assert conduct.begin("ann", session) == ""
+        assert conduct.accuses("ann", f"peer-{number}") is (number == 3)
 
 
 def test_who_accuses_one_after_the_other_is_wrong_itself() -> None:
