@@ -92,16 +92,15 @@ def _to_exclude(run: RunState, overdue: dict[str, str]) -> list[str]:
 def differs(run: RunState, event: Differs) -> list[Effect]:
     """Replicas of a stage have unlike weights: the majority keeps its place; of as many, those first in the view.
 
-    What each has said of its own weights counts, and the reporter's word only of those who have said nothing yet: it
-    could put others out otherwise.
+    The reporter's word is believed: what the others have said of their weights in reports is of before, and what went
+    wrong may have gone wrong since.
     """
     reporter = run.members[event.peer]
     if run.view is None or reporter.stage is None:
         return []
     stage = reporter.stage
     there = [r.peer for r, _ in run.roster.workers(stage)]
-    own = {peer: run.members[peer].weights for peer in there if run.members[peer].applied == event.step - 1}
-    hashes = {peer: own.get(peer) or event.hashes[peer] for peer in there if peer in event.hashes}
+    hashes = {peer: event.hashes[peer] for peer in there if peer in event.hashes}
     named = [weights for weights in hashes.values() if weights]  # who names none is wrong, for nobody could compare
     if event.peer not in there or len(set(hashes.values())) < 2 or not named:
         return []

@@ -599,16 +599,6 @@ def test_where_nobody_else_will_come_it_ends_the_run() -> None:
     )
 
 
-def test_of_unlike_weights_what_each_has_said_itself_counts() -> None:
-    """A reporter cannot put others out by what it says of them."""
-    told = story("ann", "ben", "cat")
-    told.steps(20)
-    (first, second) = next(peers for peers in told.seats().values() if len(peers) == 2)
-    step = (told.membership.members[first].applied or 0) + 1
-    assert told.membership.members[first].weights == told.membership.members[second].weights != ""
-    assert told.issued(told.feed(Differs(second, step, {first: "forged", second: "y"}))) == []
-
-
 def test_a_new_session_does_not_forget_whom_it_accused() -> None:
     conduct = Conduct()
     for number, session in enumerate("abc", 1):
