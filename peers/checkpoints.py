@@ -108,7 +108,7 @@ class Checkpoints:
 
         It would not do to keep it: the same steps come again, with other bits in the last places.
         """
-        with self._writing:
+        with self._writing, suppress(OSError):  # a folder that cannot be looked through
             for stage, steps in self.held().items():
                 for later in steps:
                     if later > step:
@@ -130,12 +130,12 @@ class Checkpoints:
                 expected = (file.metadata() or {}).get("sha256")
             state: dict[str, torch.Tensor] = load_file(path)
         except (SafetensorError, OSError) as error:
+            self._seen[path] = look[0], False  # held no longer, as long as it stays as it is
             raise RunFailed(f"expected a whole checkpoint at {path}, got: {error}") from error
         if _digest(state) != expected:
             self._set_aside(path, look[0])
             raise RunFailed(
-                f"expected in {path} what was written there, got other bits: the disk has damaged it; "
-                "it is set aside, resume from another checkpoint"
+                f"expected in {path} what was written there, got other bits: the disk has damaged it; it is set aside"
             )
         return state
 

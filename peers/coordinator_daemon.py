@@ -175,6 +175,7 @@ class CoordinatorDaemon:
         self._heard |= {peer} & executive.membership.members.keys()
         match message["type"]:
             case "join":
+                self._parted.discard(peer)
                 executive.decide(parse_join(peer, message, self._stages))
             case "goodbye" if peer in executive.sessions:
                 self._parted.add(peer)

@@ -11,6 +11,7 @@ from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
 from protocol.frame import control
 from protocol.join_request import join_message
+from protocol.peer_report import PeerReport
 from protocol.view import View
 
 MOST_REPORTS = 10_000  # kept for a coordinator that is away
@@ -74,16 +75,9 @@ class CoordinatorLine:
         """Send the reports that are kept, and where this peer is: `state` as `StageWorker.state` gives it."""
         if self.broken:  # nothing would arrive, all would be queued
             return
-        self.tell(
-            {
-                "type": "reports",
-                "reports": [report.to_json() for report in self._reports[:MOST_REPORTS_SENT]],
-                "wire": self.wire(),
-                "view": 0 if view is None else view.number,
-                "held": {str(stage): list(steps) for stage, steps in held.items()},
-                **state,
-            }
-        )
+        account = PeerReport(view=0 if view is None else view.number, held=held, **state)
+        reports = [report.to_json() for report in self._reports[:MOST_REPORTS_SENT]]
+        self.tell({"type": "reports", "reports": reports, "wire": self.wire(), **account.to_json()})
 
     def goodbye(self) -> None:
         """The last word."""

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peers.step_reports import StepReport, WireTotals, is_hash
+from peers.step_reports import StepReport, WireTotals
 from protocol.errors import BadFrame
 from protocol.membership_events import Accused, Differs, End, Event, Failed, Irreplaceable, LeaveAsked, LostTrack
-from protocol.peer_report import LARGEST_STEP, LONGEST_PEER, PeerReport, is_count, is_text, parse_report
+from protocol.peer_report import LARGEST_STEP, LONGEST_HASH, LONGEST_PEER, PeerReport, is_count, is_text, parse_report
 from protocol.view import View
 
 MOST_REPORTS = 2_000
-MOST_HASHES = 64
+MOST_HASHES = 256
 LONGEST_REASON = 500
 
 
@@ -81,7 +81,10 @@ def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
                 raise BadFrame("expected the peer that is accused")
             return Accused(peer, accused, _reason(message))
         case "lost_track":
-            return LostTrack(peer, _reason(message))
+            view = message.get("view")
+            if not is_count(view, LARGEST_STEP):
+                raise BadFrame(f"expected the view by which it lost track, got {str(view)[:40]}")
+            return LostTrack(peer, _reason(message), int(view or 0))
         case "irreplaceable":
             epoch, step = message.get("epoch"), message.get("step")
             if not is_count(epoch, LARGEST_STEP) or not is_count(step, LARGEST_STEP):
@@ -96,14 +99,16 @@ def _differs(peer: str, message: Mapping[str, Any]) -> Differs:
         raise BadFrame(f"expected the step of which the weights differ, got {str(step)[:40]}")
     if not isinstance(hashes, dict) or len(hashes) > MOST_HASHES:
         raise BadFrame(f"expected the weights' hashes of at most {MOST_HASHES} replicas")
-    if not all(is_text(replica, LONGEST_PEER) and is_hash(digest) for replica, digest in hashes.items()):
+    # Whatever a replica put into its part, the others must be able to tell it: nobody applies the step before.
+    if not all(is_text(replica, LONGEST_PEER) and is_text(digest, LONGEST_HASH) for replica, digest in hashes.items()):
         raise BadFrame("expected a hash of the weights for each replica")
     return Differs(peer, step, hashes)
 
 
 def _reason(message: Mapping[str, Any]) -> str:
-    """What a peer says, for people: one bounded line."""
-    return " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
+    """What a peer says, for people: one bounded line, and nothing that a terminal would obey."""
+    text = " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def view_message(record: bytes) -> dict[str, Any]:

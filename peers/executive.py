@@ -107,8 +107,13 @@ class Executive:
 
     def decide(self, event: Event) -> None:
         """Let the membership decide what follows from `event`, and do it."""
-        for effect in self.membership.handle(event, self._clock()):
+        before = set(self.membership.members)
+        effects = self.membership.handle(event, self._clock())
+        for effect in effects:
             self._perform(effect)
+        told = {effect.peer for effect in effects if isinstance(effect, Release | TurnAway)}
+        for peer in before - self.membership.members.keys() - told:
+            self._transport.forget(peer)  # or a link to each peer that ever died would be tried for ever
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -198,6 +203,8 @@ class Executive:
 
     def _answer(self, peer: str, view: int) -> None:
         """What was told before may have been lost, so every report is answered with what its sender does not know."""
+        if peer not in self.membership.members:
+            return  # by this very report
         self.tell(peer, seen_message(self.record.seen, self.view.epoch if self.view is not None else 0))
         self._send_view(peer, view)
         if (end := self.last_word()) is not None:

@@ -150,9 +150,16 @@ class HivemindTransport:
         return child.pid if child is not None else None
 
     async def addresses(self) -> list[str]:
-        """The addresses at which others can reach this peer; none with `no_listen`."""
+        """The addresses at which others can reach this peer; none with `no_listen`.
+
+        Raises:
+            NetworkError: p2pd does not answer.
+        """
         assert self._p2p is not None
-        _, visible = await self._p2p._client.identify()
+        try:
+            _, visible = await within(ANSWER_SECONDS, self._p2p._client.identify())
+        except NO_ANSWER as error:
+            raise NetworkError(f"the network daemon p2pd does not answer: {one_line(error)}") from error
         return [f"{address}/p2p/{self.peer_id}" for address in for_others(usable([bare(str(a)) for a in visible]))]
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:

@@ -45,10 +45,19 @@ class Neighbours:
                     self._open(peer)
 
     def send(self, peer: str, frame: Frame) -> None:
-        """Send `frame` to a peer of the view."""
+        """Send `frame`; a link to a peer that is not in the view is made for this frame only."""
         if peer in self._known:
             self._open(peer)
         self._transport.send(peer, frame)
+        if peer not in self._known and peer != self._keep:
+            self._transport.forget(peer)
+
+    def link_changed(self, peer: str, *, broken: bool) -> None:
+        """The link to `peer` broke, or is back. What the coordinator is told of those is bounded by the view."""
+        if broken and peer in self._known:
+            self.broken.add(peer)
+        else:
+            self.broken.discard(peer)
 
     def _open(self, peer: str) -> None:
         if peer not in self._opened:

@@ -201,10 +201,8 @@ class PeerDaemon:
     def _link_changed(self, peer: str, *, broken: bool) -> None:
         if peer == self._line.peer:
             self._line.broken = broken
-        elif broken:
-            self._neighbours.broken.add(peer)
         else:
-            self._neighbours.broken.discard(peer)
+            self._neighbours.link_changed(peer, broken=broken)
 
     async def _on_peer(self, peer: str, frame: Frame) -> None:
         try:
@@ -262,7 +260,7 @@ class PeerDaemon:
             self._send_report()
 
     def _send_report(self) -> None:
-        state = {**self._tenure.state(), "broken": sorted(self._neighbours.broken)}
+        state = {**self._tenure.state(), "broken": tuple(sorted(self._neighbours.broken))}
         self._line.report(self._tenure.view, state, self._files.held())
 
     # The clock

@@ -54,10 +54,11 @@ class ComputeParts:
 
 @dataclass(slots=True)
 class StepNumbers:
-    """Of the newest applied step: mean loss over all its microbatches (last stage), gradient norm, hash of weights, and
-    how many microbatches were done here.
+    """Of `step`, the newest applied: mean loss over all its microbatches (last stage), gradient norm, hash of the
+    weights, and how many microbatches were done here.
     """
 
+    step: int
     loss: float | None = None
     norm: float = 0.0
     weights: str = ""
@@ -72,7 +73,7 @@ class StageCompute:
         self.engine = StageEngine(parts.config, index, parts.device, parts.basis_DK)
         if applied and not lacking:
             self.engine.load(parts.checkpoints.load(index, applied), applied)
-        self.numbers = StepNumbers()
+        self.numbers = StepNumbers(applied)
         self.actions_done = 0
         self._losses: dict[int, float] = {}
         self._done = 0  # microbatches of the step under way
@@ -84,11 +85,19 @@ class StageCompute:
         times = [self._seconds.get(verb) for verb in (Verb.FORWARD, Verb.BACKWARD)]
         return None if None in times else sum(seconds for seconds in times if seconds is not None)
 
+    def weights_after(self, step: int) -> str:
+        """The hash of the weights after `step`; "" if it is not known, or another step's are there already.
+
+        To be asked at any time: the compute thread may have applied a step of which nobody else knows yet.
+        """
+        numbers = self.numbers
+        return numbers.weights if numbers.step == step else ""
+
     def run(self, work: Compute, last_step: int) -> Payload:
         """What `work` makes, as `protocol.effects.Compute` says. `last_step` is where the view ends.
 
         Raises:
-            Spoilt: a neighbour's payload does not decode.
+            Spoilt: a neighbour's payload does not decode, or a replica's part or total cannot be used.
             RunFailed: a number is not finite.
         """
         start, fault = time.perf_counter(), self._parts.fault
@@ -116,7 +125,7 @@ class StageCompute:
                 return Blob.of(self._key(BlobKind.STATE, work.step), self.engine.state_bytes(), meta)
             case Verb.LOAD:
                 self.engine.load_state_bytes(work.payload.data, work.step)
-                self.numbers = StepNumbers(weights=self.engine.weights_hash())
+                self.numbers = StepNumbers(work.step, weights=self.engine.weights_hash())
                 return self.numbers.weights
             case verb:
                 raise ValueError(f"expected something to compute, got {verb}")
@@ -179,7 +188,7 @@ class StageCompute:
         ordered = tuple(sorted(losses.items()))
         mean = sum(loss for _, loss in ordered) / len(ordered) if ordered else None
         weights = self.engine.weights_hash() if reduce.parts else ""
-        self.numbers = StepNumbers(mean, norm, weights, self._done)
+        self.numbers = StepNumbers(step, mean, norm, weights, self._done)
         self._done = 0
         self._losses = {}
         if step % self._parts.config.checkpoint.every == 0 or step == last_step:
@@ -191,8 +200,10 @@ class StageCompute:
     def _add_up(self, step: int, reduce: Reduce) -> Buffer:
         try:
             return self.engine.take_total(step, [part.data for part in reduce.parts])
-        except BadPart as error:
-            if error.index < len(reduce.givers):
+        except RemoteError as error:
+            if reduce.donor:
+                raise Spoilt(reduce.donor, str(error)) from error
+            if isinstance(error, BadPart) and error.index < len(reduce.givers):
                 raise Spoilt(reduce.givers[error.index], str(error)) from error
             raise
 

@@ -25,11 +25,16 @@ class StageFiles:
     def __init__(self, config: RunConfig, checkpoints: Checkpoints) -> None:
         self._config, self._checkpoints = config, checkpoints
         self._held: dict[int, list[int]] | None = None
+        self._reading: dict[BlobKey, asyncio.Future[Blob]] = {}
 
     def held(self) -> dict[int, list[int]]:
         """The steps of each stage whose state is in a file here."""
         if self._held is None:
-            self._held = self._checkpoints.held()
+            try:
+                self._held = self._checkpoints.held()
+            except OSError as error:
+                logger.warning("%s cannot be looked through: %s", self._checkpoints.folder, error)
+                return {}
         return self._held
 
     def changed(self) -> None:
@@ -43,16 +48,22 @@ class StageFiles:
 
     async def keep(self, blob: Blob) -> None:
         """Write the state of another stage."""
-        key = blob.key
-        state = flat.unpack(blob.data, state_layout(self._config, key.stage))
-        await asyncio.to_thread(self._checkpoints.save_or_say, key.stage, key.step, state)
+        await asyncio.to_thread(self._save, blob)
         self.changed()
 
+    def _save(self, blob: Blob) -> None:
+        key = blob.key
+        state = flat.unpack(blob.data, state_layout(self._config, key.stage))
+        self._checkpoints.save_or_say(key.stage, key.step, state)
+
     async def find(self, key: BlobKey) -> Blob | None:
-        """The state under `key`; None if there is no whole file of it."""
+        """The state under `key`; None if there is no whole file of it. Who asks while it is read waits for the same."""
+        if key not in self._reading:
+            self._reading[key] = asyncio.ensure_future(asyncio.to_thread(self._load, key))
+            self._reading[key].add_done_callback(lambda _: self._reading.pop(key))
         try:
-            return await asyncio.to_thread(self._load, key)
-        except RunFailed as error:
+            return await asyncio.shield(self._reading[key])
+        except (RunFailed, ValueError) as error:  # ValueError: of other shapes
             self.changed()  # a damaged file is held no longer
             logger.warning("cannot hand out a state: %s", error)
             return None

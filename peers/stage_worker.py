@@ -141,7 +141,7 @@ class StageWorker:
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
-        self._told: set[tuple[str, int]] = set()
+        self._told: tuple[int, set[str]] = 0, set()  # of the newest view: its number, and who was told of it
         self._step_began, self._busy_before = time.monotonic(), 0.0
 
     async def build(self) -> None:
@@ -185,10 +185,11 @@ class StageWorker:
             self._parts.files.changed()
 
     async def close(self) -> None:
-        """Start nothing more, and wait until what runs on the compute thread has ended."""
+        """Start nothing more, wait for the end of what runs on the compute thread, and give the memory back."""
         self._closing = True
         if self._computing is not None:
             await asyncio.wait({self._computing})
+        self._stage = self._computing = None
 
     def state(self) -> dict[str, Any]:
         """What the coordinator is told of this worker in each report."""
@@ -197,7 +198,7 @@ class StageWorker:
             "epoch": self.epoch,
             "stage": self.stage,
             "applied": None if machine.lacking else machine.applied,
-            "weights": "" if stage is None else stage.numbers.weights,
+            "weights": "" if stage is None else stage.weights_after(machine.applied),
             "idle": machine.waits_for() != "nothing" or machine.finished,
             "done": 0 if stage is None else stage.actions_done,
             "microbatch_seconds": None if stage is None else stage.microbatch_seconds,
@@ -237,16 +238,18 @@ class StageWorker:
                 tell({"type": "irreplaceable", "epoch": epoch, "step": step, "reason": reason[:300]})
             case LostTrack(reason):
                 logger.warning("lost track: %s", reason)
-                tell({"type": "lost_track", "reason": reason[:300]})
+                view = 0 if self.machine.view is None else self.machine.view.number
+                tell({"type": "lost_track", "reason": reason[:300], "view": view})
 
     def _refuse(self, refusal: Refuse) -> None:
         # Around every new view some frames are of the old one.
         level = logging.INFO if refusal.stale else logging.WARNING
         logger.log(level, "refused what %s sent: %s", short_peer(refusal.peer), refusal.reason)
         if refusal.stale and self.machine.view is not None:
-            told = (refusal.peer, self.machine.view.number)
-            if told not in self._told:
-                self._told.add(told)
+            if self._told[0] != self.machine.view.number:
+                self._told = self.machine.view.number, set()
+            if refusal.peer not in self._told[1]:
+                self._told[1].add(refusal.peer)
                 self._tell_view(refusal.peer)
 
     async def _find(self, peer: str, key: BlobKey) -> None:
@@ -269,6 +272,11 @@ class StageWorker:
             event = Computed(work.action, await asyncio.shield(computing))
         except Spoilt as error:
             event = Spoiled(work.action, error.peer, str(error))
+        except Exception as error:
+            if not self._closing:
+                raise
+            logger.warning("what stage %d was about, which this peer has left, failed: %s", self.stage, error)
+            return
         if not self._closing:
             self.feed(event)
 

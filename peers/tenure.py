@@ -10,7 +10,7 @@ from typing import Any
 from peers.neighbours import Neighbours
 from peers.peer_inbox import PeerInbox
 from peers.stage_worker import IDLE, StageWorker, WorkerParts
-from protocol.errors import RemoteError
+from protocol.errors import RemoteError, RunFailed
 from protocol.events import Stalled, ViewChanged
 from protocol.frame import Frame, control
 from protocol.membership_events import short_peer
@@ -70,21 +70,25 @@ class Tenure:
         Raises:
             RemoteError: not signed by the coordinator, or no view.
         """
-        view = View.from_json(open_record(record.encode(), VIEW, self._key))
+        view = View.from_json(open_record(record.encode(errors="replace"), VIEW, self._key))
         if self.view is not None and view.number <= self.view.number:
             return Change()
-        me, former = self._parts.transport.peer_id, self.worker
+        me, served = self._parts.transport.peer_id, self.worker is not None
         stage, back = view.stage_of(me), view.goes_back(self.view, me)
-        if back:
-            await self._parts.files.forget_after(view.restored)
         self.view, self._record = view, record
         self._neighbours.changed(view, stage)
+        await self._let_go(view)
+        if back:  # only now: what the former worker was about may have been a checkpoint
+            await self._parts.files.forget_after(view.restored)
+        if stage is not None:
+            await self._serve(view, stage)
+        return Change(stage is None and served, view.restored if back else None)
+
+    async def _let_go(self, view: View) -> None:
+        former = self.worker
         if former is not None and not former.serves(view):
             self.worker = None
             await former.close()
-        if stage is not None:
-            await self._serve(view, stage)
-        return Change(stage is None and former is not None, view.restored if back else None)
 
     async def _serve(self, view: View, stage: int) -> None:
         if self.worker is None:
@@ -100,7 +104,19 @@ class Tenure:
         held = replica.start == 0 or in_file
         how = f"from step {replica.start + 1} on" if held else f"as soon as it has the state after step {replica.start}"
         self._say(f"serving stage {stage} of {len(view.stages)} {how}")
-        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking=not held, tell_view=self._tell_view)
+        try:
+            return await self._built(view, stage, lacking=not held)
+        except RunFailed as error:
+            if not in_file:
+                raise
+            # A damaged file of one peer must not end the run of all: it fetches what the others have, or says so.
+            logger.warning("%s; the state is fetched from others", error)
+            self._parts.files.changed()
+            return await self._built(view, stage, lacking=True)
+
+    async def _built(self, view: View, stage: int, lacking: bool) -> StageWorker:
+        replica = view.replica(self._parts.transport.peer_id)
+        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking, tell_view=self._tell_view)
         await worker.build()
         return worker
 

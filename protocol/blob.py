@@ -19,7 +19,6 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -188,15 +187,6 @@ def chunk_bytes(size: int) -> int:
 def chunks_of(size: int) -> int:
     """How many chunks a blob of `size` has."""
     return -(-size // chunk_bytes(size))
-
-
-def joined(offer: Offer, chunks: Sequence[Buffer]) -> Blob:
-    """The blob whose chunks these are, checked one by one as they came."""
-    data = bytearray(offer.size)
-    step = chunk_bytes(offer.size)
-    for index, chunk in enumerate(chunks):
-        data[index * step : index * step + len(chunk)] = chunk
-    return Blob(offer, memoryview(data))
 
 
 def fits(offer: Offer, index: int, data: Buffer) -> bool:

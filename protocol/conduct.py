@@ -1,6 +1,7 @@
 """What is held against a peer in this session of its: who does not keep up, or differs again and again, is turned away.
 
-A restart by its owner (another session, perhaps another machine or line) begins with a clean sheet.
+A restart by its owner (another session, perhaps another machine or line) begins with a clean sheet; but whom it accused
+is remembered, since the session is its own choice.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 MOST_RESYNCS, RESYNC_STEPS = 3, 100
 MOST_LOST_TRACKS = 3
+MOST_TORN, TORN_STEPS = 8, 100
 MOST_ACCUSED = 3
 SHEETS_KEPT = 4096
 
@@ -19,6 +21,7 @@ class Sheet:
 
     session: str
     resyncs: list[int] = field(default_factory=list)
+    torn: list[int] = field(default_factory=list)
     lost_tracks: int = 0
     accused: set[str] = field(default_factory=set)
     barred: str = ""
@@ -34,8 +37,8 @@ class Conduct:
         """`peer` asks to join: why it may not, or ""."""
         sheet = self._sheets.get(peer)
         if sheet is None or sheet.session != session:
-            self._sheets.pop(peer, None)
-            sheet = self._sheets[peer] = Sheet(session)
+            former = self._sheets.pop(peer, None)
+            sheet = self._sheets[peer] = Sheet(session, accused=set() if former is None else former.accused)
             while len(self._sheets) > SHEETS_KEPT:
                 del self._sheets[next(iter(self._sheets))]
         return sheet.barred
@@ -49,6 +52,12 @@ class Conduct:
         sheet = self._sheet(peer)
         sheet.resyncs = [s for s in sheet.resyncs if abs(step - s) < RESYNC_STEPS] + [step]
         return len(sheet.resyncs) >= MOST_RESYNCS
+
+    def tore(self, peer: str, step: int) -> bool:
+        """`peer` says that `step` cannot be ended. Whether that is once too often: each time the run goes back."""
+        sheet = self._sheet(peer)
+        sheet.torn = [s for s in sheet.torn if abs(step - s) < TORN_STEPS] + [step]
+        return len(sheet.torn) >= MOST_TORN
 
     def lost_track(self, peer: str) -> bool:
         """`peer` could not follow. Whether that is once too often."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from protocol.events import Arrived, BlobWanted, Offered, Used, Wanted
 
 AHEAD_STEPS = 2  # stages are at most so far apart in the steps that they work on
@@ -17,7 +19,7 @@ class EarlyEvents:
 
     def __init__(self) -> None:
         self._held: dict[tuple[object, ...], Early] = {}
-        self._accounts: dict[tuple[object, ...], str] = {}
+        self._used: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -31,17 +33,18 @@ class EarlyEvents:
         """
         key, most = (event.peer, *_name(event)), per_sender + TALK
         account = event.peer if known is None or event.peer in known else STRANGERS
-        used = sum(other == account for other in self._accounts.values())
+        used = self._used[account]
         full = known is None and len(self._held) >= MOST_UNTOLD * most
         if key not in self._held and (used >= most or full):
             return f"no room for more that is too early: {used} of this sender are held"
-        self._held[key], self._accounts[key] = event, account
+        self._used[account] += key not in self._held
+        self._held[key] = event
         return None
 
     def release(self) -> list[Early]:
         """All of them, to be handled again."""
         held, self._held = self._held, {}
-        self._accounts.clear()
+        self._used.clear()
         return list(held.values())
 
 

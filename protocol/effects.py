@@ -20,11 +20,13 @@ class Reduce:
         parts: in this order; or one total; or nothing, if this replica is alone and has all.
         givers: whose parts they are; nothing for a total.
         keep: make the total's blob.
+        donor: of a total: who offered it.
     """
 
     parts: tuple[Blob, ...] = ()
     givers: tuple[str, ...] = ()
     keep: bool = False
+    donor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from protocol.blob import Blob, BlobKey, Offer, fits, joined
+import numpy as np
+
+from protocol.blob import Blob, BlobKey, Offer, chunk_bytes, fits
 from protocol.effects import AskChunk
 from protocol.frame import Buffer
 
@@ -38,7 +40,18 @@ class _Fetch:
     pending: deque[int]
     donors: list[str] = field(default_factory=list)
     under_way: dict[int, str] = field(default_factory=dict)
-    here: dict[int, Buffer] = field(default_factory=dict)
+    here: set[int] = field(default_factory=set)
+    data: memoryview = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Whole from the start, so that the last chunk need not copy all; the system gives pages as they are written.
+        self.data = np.empty(self.offer.size, np.uint8).data
+
+    def put(self, index: int, chunk: Buffer) -> None:
+        """A chunk, whose digest is right."""
+        start = index * chunk_bytes(self.offer.size)
+        self.data[start : start + len(chunk)] = chunk
+        self.here.add(index)
 
 
 @dataclass(slots=True)
@@ -124,16 +137,15 @@ class Exchange:
         if not fits(fetch.offer, index, data):
             self._part(fetch, donor)
             return Arrival(self._ask(), wrong=f"chunk {index} of {fetch.offer.key} does not have the offered digest")
-        fetch.under_way.pop(index, None)
+        asked = fetch.under_way.pop(index, None)
         self._in_vain.discard(donor)
-        fetch.here[index] = data
-        if index in fetch.pending:
+        fetch.put(index, data)
+        if asked is None:  # it was asked in vain, and comes after all
             fetch.pending.remove(index)
         if len(fetch.here) < len(fetch.offer.digests):
             return Arrival(self._ask())
         del self._fetches[blob]
-        whole = joined(fetch.offer, [fetch.here[i] for i in range(len(fetch.here))])
-        return Arrival(self._ask(), whole, tuple(fetch.donors))
+        return Arrival(self._ask(), Blob(fetch.offer, fetch.data), tuple(fetch.donors))
 
     def again(self) -> list[AskChunk]:
         """Nothing came for long: ask again for what is under way, others first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ from protocol.peer_report import MOST_STEPS, is_count, is_measure, is_text, pars
 
 MOST_ADDRESSES = 16
 LONGEST_ADDRESS = 256
+MOST_ADDRESS_BYTES = 1024  # of all together: a view with every member's must fit into one signed record
 LONGEST_SESSION = 64
 FASTEST_GFLOPS = 1e9
 MOST_MEMORY = 1 << 50
+_PLAIN = re.compile(r"[!#-\[\]-~]+")  # neither a quotation mark nor a backslash
 
 
 def join_message(
@@ -27,12 +30,22 @@ def join_message(
     held = {str(stage): list(steps)[-MOST_STEPS:] for stage, steps in checkpoints.items()}
     return {
         "type": "join",
-        "addresses": list(addresses)[:MOST_ADDRESSES],
+        "addresses": _fitting(addresses),
         "checkpoints": held,
         "session": session,
         "speed": speed,
         "memory": memory,
     }
+
+
+def _fitting(addresses: Sequence[str]) -> list[str]:
+    """The first ones that a coordinator takes."""
+    fitting: list[str] = []
+    for address in list(addresses)[:MOST_ADDRESSES]:
+        if sum(map(len, fitting)) + len(address) > MOST_ADDRESS_BYTES:
+            break
+        fitting.append(address)
+    return fitting
 
 
 def parse_join(peer: str, message: Mapping[str, Any], stages: int) -> JoinAsked:
@@ -46,8 +59,11 @@ def parse_join(peer: str, message: Mapping[str, Any], stages: int) -> JoinAsked:
     speed, memory = message.get("speed"), message.get("memory")
     if not isinstance(addresses, list) or len(addresses) > MOST_ADDRESSES:
         raise BadFrame(f"expected a list of at most {MOST_ADDRESSES} addresses to join")
-    if not all(is_text(address, LONGEST_ADDRESS) for address in addresses):
-        raise BadFrame(f"expected addresses of at most {LONGEST_ADDRESS} characters to join")
+    # What JSON escapes takes up to fourteen times the room, and all addresses must fit into one message: the view.
+    if not all(is_text(address, LONGEST_ADDRESS) and _PLAIN.fullmatch(address) for address in addresses):
+        raise BadFrame(f"expected addresses of at most {LONGEST_ADDRESS} visible ASCII characters to join")
+    if sum(map(len, addresses)) > MOST_ADDRESS_BYTES:
+        raise BadFrame(f"expected addresses of at most {MOST_ADDRESS_BYTES} characters together to join")
     if not is_text(session, LONGEST_SESSION):
         raise BadFrame(f"expected a session of at most {LONGEST_SESSION} characters to join")
     if not is_measure(speed, FASTEST_GFLOPS) or not is_count(memory, MOST_MEMORY):

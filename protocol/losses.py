@@ -90,16 +90,21 @@ def _to_exclude(run: RunState, overdue: dict[str, str]) -> list[str]:
 
 
 def differs(run: RunState, event: Differs) -> list[Effect]:
-    """Replicas of a stage have unlike weights: the majority keeps its place; of as many, those first in the view."""
+    """Replicas of a stage have unlike weights: the majority keeps its place; of as many, those first in the view.
+
+    The reporter's word is believed: what the others have said of their weights in reports is of before, and what went
+    wrong may have gone wrong since.
+    """
     reporter = run.members[event.peer]
     if run.view is None or reporter.stage is None:
         return []
     stage = reporter.stage
     there = [r.peer for r, _ in run.roster.workers(stage)]
-    hashes = {peer: event.hashes[peer] for peer in there if event.hashes.get(peer)}
-    if event.peer not in there or len(set(hashes.values())) < 2:
+    hashes = {peer: event.hashes[peer] for peer in there if peer in event.hashes}
+    named = [weights for weights in hashes.values() if weights]  # who names none is wrong, for nobody could compare
+    if event.peer not in there or len(set(hashes.values())) < 2 or not named:
         return []
-    right, _ = Counter(hashes.values()).most_common(1)[0]  # counts in order of insertion: the view's
+    right, _ = Counter(named).most_common(1)[0]  # counts in order of insertion: the view's
     odd = [peer for peer, weights in hashes.items() if weights != right]
     often = [peer for peer in odd if run.conduct.resynced(peer, event.step)]
     reason = f"its weights differ from the other replicas' before step {event.step}"
@@ -118,33 +123,42 @@ def mistaken(run: RunState, peer: str, step: int) -> list[Effect]:
 
 
 def accused(run: RunState, event: Accused) -> list[Effect]:
-    """One of the two is wrong: the accused, unless the other accuses one after the other."""
+    """One of the two is wrong: the accused, unless the other accuses one after the other.
+
+    If it was the last of its stage, the run waits for another, and goes on from its newest checkpoint.
+    """
     here, there = run.members[event.peer].stage, run.members[event.accused].stage
     if here is None or there is None or abs(here - there) > 1 or event.peer == event.accused:
         return []
     wrong, reason = event.accused, f"peer {short_peer(event.peer)} cannot use what it sent: {event.reason}"
     if run.conduct.accuses(event.peer, event.accused):
         wrong, reason = event.peer, "it accuses one peer after the other of sending what it cannot use"
-    stage = run.members[wrong].stage
-    effects = turned_away(run, wrong, reason)
-    assert stage is not None
-    return effects if stage not in run.dead else effects + run.finish(True, run.dead[stage])
+    return turned_away(run, wrong, reason)
 
 
 def irreplaceable(run: RunState, event: Irreplaceable) -> list[Effect]:
     """A step cannot be ended any more: the run goes back, as if the stage had lost its last peer."""
     stage = run.members[event.peer].stage
-    if run.view is not None and stage is not None and event.epoch == run.view.epoch:
-        run.dead.setdefault(stage, f"step {event.step} cannot be ended: {event.reason}")
+    if run.view is None or stage is None or stage in run.dead or event.epoch != run.view.epoch:
+        return []
+    if run.conduct.tore(event.peer, event.step):
+        return turned_away(run, event.peer, "it sends the run back again and again, for what it says it cannot give")
+    run.dead[stage] = f"step {event.step} cannot be ended: {event.reason}"
     return []
 
 
 def lost_track(run: RunState, event: LostTrack) -> list[Effect]:
-    """A learner starts anew, a few times. A replica that cannot follow its own stage does so too."""
-    stage = run.members[event.peer].stage
-    if stage is None or (event.peer in run.roster.stayers(stage) and len(run.roster.stayers(stage)) == 1):
+    """Who cannot follow its stage starts anew, a few times. Where nobody else has the state, the run goes back."""
+    member = run.members[event.peer]
+    stage = member.stage
+    if run.view is None or stage is None or stage in run.dead or 0 < event.view < member.since:
         return []
+    # Whatever it said of its files before: it would be sent back to the same step at once, again and again.
+    member.held = {s: [t for t in steps if (s, t) != (stage, member.start)] for s, steps in member.held.items()}
     if run.conduct.lost_track(event.peer):
         reason = f"it cannot keep up with stage {stage}: {event.reason}; its link is too slow for that"
         return turned_away(run, event.peer, reason)
+    if run.roster.stayers(stage) == [event.peer]:
+        run.dead[stage] = f"stage {stage} has lost its state: peer {short_peer(event.peer)}: {event.reason}"
+        return []
     return vacate(run, [event.peer], f"it lost track: {event.reason}", follow=True)

@@ -57,9 +57,9 @@ from protocol.stage_cost import StageCost
 from protocol.view import View
 
 __all__ = [
-    "Accused", "Admit", "Differs", "Effect", "End", "Event", "Failed", "Heard", "Issue", "JoinAsked", "LeaveAsked",
-    "Left", "LinkBroken", "LostTrack", "Member", "Membership", "Notice", "PeerReport", "Phase", "Release", "StageCost",
-    "StopAsked", "Terms", "Tick", "TurnAway", "short_peer",
+    "Accused", "Admit", "Differs", "Effect", "End", "Event", "Failed", "Heard", "Irreplaceable", "Issue", "JoinAsked",
+    "LeaveAsked", "Left", "LinkBroken", "LostTrack", "Member", "Membership", "Notice", "PeerReport", "Phase", "Release",
+    "StageCost", "StopAsked", "Terms", "Tick", "TurnAway", "short_peer",
 ]  # fmt: skip
 
 MANY, MANY_SECONDS = 32, 0.25  # what follows takes time in proportion to the members, and they report as often

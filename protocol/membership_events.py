@@ -87,10 +87,11 @@ class Accused:
 
 @dataclass(frozen=True, slots=True)
 class LostTrack:
-    """`peer` follows its stage, and what it misses is not kept any more."""
+    """What `peer` misses of its stage nobody keeps any more. `view`: the newest that it acts on; 0: unknown."""
 
     peer: str
     reason: str
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True)

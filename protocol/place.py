@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.blob import BlobKey
 from protocol.route import holders, routes
 from protocol.view import View
+
+MOST_ROUTES = 64  # remembered: of three stages and a few steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Place:
     applied: int = 0
     stage: int = -1
     view: View | None = None
+    _routes: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+    _routes_by: View | None = None
 
     @property
     def newest(self) -> View:
@@ -50,19 +54,27 @@ class Place:
 
     def server(self, stage: int, step: int, microbatch: int) -> str | None:
         """The peer of `stage` that serves a microbatch; None if there is none by this view."""
+        servers = self._servers(stage, step)
+        return servers[microbatch] if 0 <= microbatch < len(servers) else None
+
+    def _servers(self, stage: int, step: int) -> tuple[str, ...]:
+        """Of each microbatch of `step`. Remembered: every event asks for those of many microbatches."""
+        if self._routes_by is not self.view or len(self._routes) >= MOST_ROUTES:
+            self._routes, self._routes_by = {}, self.view
+        if (stage, step) not in self._routes:
+            self._routes[stage, step] = self._fresh(stage, step) if 0 <= stage <= self.last_stage else ()
+        return self._routes[stage, step]
+
+    def _fresh(self, stage: int, step: int) -> tuple[str, ...]:
         try:
-            return routes(self.newest, stage, step, self.rules.microbatches(step))[microbatch]
+            return routes(self.newest, stage, step, self.rules.microbatches(step))
         except LookupError:
-            return None
+            return ()
 
     def routed(self, step: int, peer: str | None = None) -> list[int]:
         """The microbatches of `step` that are routed to `peer` (None: this one) at this stage."""
         who = peer or self.peer
-        try:
-            servers = routes(self.newest, self.stage, step, self.rules.microbatches(step))
-        except LookupError:
-            return []
-        return [microbatch for microbatch, server in enumerate(servers) if server == who]
+        return [microbatch for microbatch, server in enumerate(self._servers(self.stage, step)) if server == who]
 
     def group(self, step: int) -> tuple[str, ...]:
         """Who adds up the gradients of `step` at this stage."""

@@ -38,10 +38,11 @@ class Replication:
         self._own: Blob | None = None
         self._offers: dict[str, Offer] = {}
         self._parts: dict[bytes, Blob] = {}
-        self._totals: dict[int, Blob] = {}
+        self._totals: dict[int, tuple[Blob, str]] = {}  # and who offered it
         self._gone: set[str] = set()
         self._halted = False
-        self._applying = 0
+        self._applying = 0  # the view by which the step is being applied, or was last looked at
+        self._adding = False
 
     # Work
 
@@ -53,11 +54,17 @@ class Replication:
                 outlive them: the others apply the step, this peer dies, and nobody can make its gradients again.
         """
         self._applying = self._place.newest.number
+        compute = self._next(effects, delivered)
+        self._adding = compute is not None and compute.action == APPLY
+        return compute
+
+    def _next(self, effects: list[Effect], delivered: bool) -> Compute | None:
         place, step = self._place, self._place.applied + 1
         group, followers = place.group(step), place.followers(step)
         keep = len(group) > 1 or bool(followers)
         if step in self._totals:
-            return Compute(step, APPLY, Reduce((self._totals[step],), keep=keep))
+            total, donor = self._totals[step]
+            return Compute(step, APPLY, Reduce((total,), keep=keep, donor=donor))
         if place.peer not in group or self._halted:
             return None
         if not keep:
@@ -96,14 +103,20 @@ class Replication:
         oldest = step - (KEPT_FOR_FOLLOWERS if followers else KEPT_TOTALS)
         self._exchange.abandon(lambda key: key.kind is not BlobKind.STATE and key.step <= step)
         self._exchange.forget(lambda key: _is_past(key, step, oldest))
-        self._totals = {s: blob for s, blob in self._totals.items() if s > step}
+        self._totals = {s: kept for s, kept in self._totals.items() if s > step}
         # Whoever got a newer view before he had all parts waits for what was added up here by the older one.
         late = self._place.others() if self._applying != self._place.newest.number else followers
         return [] if total is None else self._offer(total, late)
 
-    def spoiled(self) -> None:
-        """The parts could not be added up. Nor can they be again, unless a view has made them new meanwhile."""
+    def spoiled(self) -> list[Effect]:
+        """The parts could not be added up. Nor can they be again, unless a view has made them new meanwhile.
+
+        A total that is no use is asked for again: somebody else may have the right one.
+        """
+        self._adding = False
+        self._totals.pop(self._place.applied + 1, None)
         self._halted = self._applying == self._place.newest.number
+        return [] if self._halted else self._offer_own_again()
 
     def view_changed(self) -> list[Effect]:
         """Parts are of one view; offer again what still holds."""
@@ -113,17 +126,22 @@ class Replication:
         self._halted = False
         covers = {tuple(place.routed(step, peer)) for peer in place.group(step)}
         self._parts = {name: part for name, part in self._parts.items() if part.offer.meta.covers in covers}
-        effects: list[Effect] = []
-        if self._own is not None:
-            if self._own.offer.meta.covers == tuple(place.routed(step)) and place.peer in place.group(step):
-                effects += self._offer(self._own, [peer for peer in place.group(step) if peer != place.peer])
-            else:
-                key, self._own = self._own.key, None
-                self._exchange.forget(lambda other: other == key)
+        # What the older view's parts give is being applied: the others must not make another sum with this part.
+        effects: list[Effect] = [] if self._adding else self._offer_own_again()
         total = self._exchange.shelved(BlobKey(BlobKind.TOTAL, place.stage, place.applied))
         if total is not None:
             effects += self._offer(total, place.others())
         return effects if place.peer in place.group(step) else effects + self.wants()
+
+    def _offer_own_again(self) -> list[Effect]:
+        place, step = self._place, self._place.applied + 1
+        if self._own is None:
+            return []
+        if self._own.offer.meta.covers == tuple(place.routed(step)) and place.peer in place.group(step):
+            return self._offer(self._own, [peer for peer in place.group(step) if peer != place.peer])
+        key, self._own = self._own.key, None
+        self._exchange.forget(lambda other: other == key)
+        return []
 
     # Events
 
@@ -159,14 +177,14 @@ class Replication:
             return []
         return [*self._exchange.fetch(event.offer, event.peer)]
 
-    def arrived(self, blob: Blob) -> None:
-        """A part or a total is here."""
+    def arrived(self, blob: Blob, donor: str) -> None:
+        """A part or a total is here, as `donor` had offered it."""
         if blob.key.step <= self._place.applied:
             return
         if blob.key.kind is BlobKind.PART:
             self._parts[blob.offer.id] = blob
         else:
-            self._totals[blob.key.step] = blob
+            self._totals[blob.key.step] = blob, donor
 
     def wanted(self, event: BlobWanted) -> list[Effect]:
         """Somebody has heard no offer of a part or a total."""
@@ -175,8 +193,9 @@ class Replication:
             return [Refuse(event.peer, f"expected a question about stage {place.stage} from its replicas, got {key}")]
         if key.step <= place.applied:
             return self._late(event.peer, key.step)
-        mine = self._own if self._own is not None and key == self._own.key else None
-        return [] if mine is None else self._offer(mine, [event.peer])
+        if self._own is None or key != self._own.key or self._is_adding_older():
+            return []
+        return self._offer(self._own, [event.peer])
 
     def gone(self, event: BlobGone) -> list[Effect]:
         """Somebody has applied the step and kept no total. If all have, this peer has lost track."""
@@ -208,6 +227,10 @@ class Replication:
             return []
         return [WantBlob(peer, place.newest.number, key) for peer, key in self.awaited() if not self._comes_from(peer)]
 
+    def _is_adding_older(self) -> bool:
+        """Whether the step is being applied by an older view than the newest; its total will be offered to all."""
+        return self._adding and self._applying != self._place.newest.number
+
     # Parts
 
     def _part_of(self, peer: str) -> Blob | None:
@@ -229,7 +252,7 @@ class Replication:
         return [SendOffer(peer, self._place.newest.number, blob.offer) for peer in peers if peer != self._place.peer]
 
     def _forget_step(self) -> None:
-        self._own, self._halted = None, False
+        self._own, self._halted, self._adding = None, False, False
         self._offers.clear()
         self._parts.clear()
         self._gone.clear()

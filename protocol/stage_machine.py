@@ -209,7 +209,7 @@ class StageMachine:
         if arrival.blob is not None and arrival.blob.key.kind is BlobKind.STATE:
             effects += self._states.arrived(arrival.blob, arrival.donors)
         elif arrival.blob is not None:
-            self._replication.arrived(arrival.blob)
+            self._replication.arrived(arrival.blob, arrival.donors[0])
         return effects
 
     def _give_chunk(self, peer: str, blob: bytes, index: int) -> list[Effect]:
@@ -259,7 +259,7 @@ class StageMachine:
         effects: list[Effect] = []
         match event.action.verb:
             case Verb.APPLY:
-                self._replication.spoiled()
+                effects += self._replication.spoiled()
                 self._flow.reroute(None)  # by a view that came while it ran
                 effects += self._flow.wants()
             case Verb.LOAD:

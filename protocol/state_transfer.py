@@ -39,6 +39,7 @@ class StateTransfer:
         self._due: set[str] = set()
         self._kept: set[BlobKey] = set()
         self._gone: set[str] = set()
+        self._looking: dict[BlobKey, set[str]] = {}
 
     @property
     def key(self) -> BlobKey:
@@ -105,6 +106,10 @@ class StateTransfer:
         kept = place.stage != key.stage <= place.last_stage and place.peer in place.holders(key.stage, key.step)
         if not own and not kept:
             return [Refuse(event.peer, f"this peer neither lacks nor keeps the {key.kind} of {key.stage}, {key.step}")]
+        # Anybody else could fill the disk with states of steps to come, for which the good copies would be dropped.
+        serves = place.newest.stage_of(event.peer) == key.stage
+        if not serves and not (own and event.peer in place.sources(key.step)):
+            return [Refuse(event.peer, f"expected the state of {key.stage}, {key.step} from who serves that stage")]
         if offer.size != place.rules.blob_bytes(key):
             return [Refuse(event.peer, f"expected a state of {place.rules.blob_bytes(key)} bytes, got {offer.size}")]
         if own and self._blob is not None:
@@ -126,13 +131,18 @@ class StateTransfer:
     def wanted(self, event: BlobWanted) -> list[Effect]:
         """Somebody asks for a state."""
         place, key = self._place, event.key
+        if place.newest.stage_of(event.peer) != key.stage:  # what would it do with it?
+            return [SendGone(event.peer, place.newest.number, key)]
         shelved = self._exchange.shelved(key)
         if shelved is not None:
             self._exchange.shelve(shelved, [event.peer])
             return self._offer(shelved, {event.peer})
         held = place.newest.holders
         if key.step == place.newest.restored and key.stage < len(held) and place.peer in held[key.stage]:
-            return [FindState(event.peer, key)]
+            # Read once, however many ask and however often: a state may be as large as the memory that is left.
+            asked = key in self._looking
+            self._looking.setdefault(key, set()).add(event.peer)
+            return [] if asked else [FindState(event.peer, key)]
         if key.stage == place.stage and event.peer in place.newcomers(key.step):
             if key.step > place.applied:
                 return []  # it will be offered when it is there
@@ -143,10 +153,13 @@ class StateTransfer:
 
     def found(self, event: StateFound) -> list[Effect]:
         """A file of it was looked for."""
+        askers = self._looking.pop(event.key, {event.peer})
         if event.blob is None:
-            return [SendGone(event.peer, self._place.newest.number, event.key)]
-        self._exchange.shelve(event.blob, [event.peer])
-        return self._offer(event.blob, {event.peer})
+            return [SendGone(peer, self._place.newest.number, event.key) for peer in sorted(askers)]
+        askers &= {replica.peer for replica in self._place.newest.peers()}
+        if askers:
+            self._exchange.shelve(event.blob, askers)
+        return self._offer(event.blob, askers)
 
     def gone(self, event: BlobGone) -> list[Effect]:
         """Somebody who was asked has none."""
@@ -161,11 +174,14 @@ class StateTransfer:
         return [*asks, LostTrack(f"nobody has the state of stage {self._place.stage} after step {self._place.applied}")]
 
     def wants(self) -> list[Effect]:
-        """Questions for the state that is lacking and was not offered."""
+        """Questions for the state that is lacking and was not offered; who had it may be lost, and took it along."""
         if not self.lacking or self._blob is not None or self._exchange.has_donors(self.key):
             return []
         number, place = self._place.newest.number, self._place
-        return [WantBlob(peer, number, self.key) for peer in place.sources(place.applied)]
+        sources = [peer for peer in place.sources(place.applied) if place.newest.stage_of(peer) is not None]
+        if not sources:
+            return [LostTrack(f"nobody is left who has the state of stage {place.stage} after step {place.applied}")]
+        return [WantBlob(peer, number, self.key) for peer in sources]
 
     def _offer(self, blob: Blob, peers: set[str]) -> list[Effect]:
         return [SendOffer(peer, self._place.newest.number, blob.offer) for peer in sorted(peers)]

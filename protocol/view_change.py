@@ -34,7 +34,7 @@ def without(view: View, peers: Collection[str], past: bool) -> View:
         if not replica.alive or replica.peer not in peers:
             return replica
         had_work = replica.weight > 0 or (replica.before > 0 and not past)
-        return replace(replica, lost=view.number + 1) if had_work else None
+        return replace(replica, lost=view.number + 1, addresses=()) if had_work else None
 
     return _changed(replace(view, number=view.number + 1), change)
 

@@ -10,17 +10,37 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from peers.leftovers import FolderLock
 from protocol.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 MOST_SLOTS = 1000
 INTERRUPTED = 130  # the shell's code for a command that Ctrl-C ended; 0 to 3 are in protocol.errors
 
-console = Console(highlight=False)
-error_console = Console(stderr=True, highlight=False)
+
+class LastingConsole(Console):
+    """A daemon that cannot show a line goes on: its output may be a file on a disk that is full."""
+
+    _failing = False
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's. What cannot be written is lost, which is logged once."""
+        try:
+            super().print(*objects, **options)
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                logger.warning("the output cannot be written: %s", error)
+            self._failing = True
+
+
+console = LastingConsole(highlight=False)
+error_console = LastingConsole(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:

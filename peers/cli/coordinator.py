@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.invite import Invite
 from protocol.membership_events import End
+
+logger = logging.getLogger(__name__)
 
 
 def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tuple[RunConfig | None, RunFolder]:
@@ -130,23 +133,27 @@ def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> in
 
     rows = opened.folder.rows()
     if rows:
-        plot_loss(rows, opened.manifest.unigram_loss, opened.manifest.run_id, opened.folder.plot)
+        try:
+            plot_loss(rows, opened.manifest.unigram_loss, opened.manifest.run_id, opened.folder.plot)
+        except OSError as error:  # the run is done all the same
+            logger.warning("%s cannot be written: %s", opened.folder.plot, error)
     say(f"ended after step {end.step} of {opened.manifest.config.train.steps}: {end.reason}")
     if rows and opened.folder.report.exists():
         screen.summary(json.loads(opened.folder.report.read_text()), opened.folder.root)
         if not _was_launched(opened.folder):
             say("  held-out  not evaluated: the stages are on other machines")
     if 0 < end.step < opened.manifest.config.train.steps:
-        say(f"  go on     {_way_on(opened.folder)}")
+        say(f"  go on     {_way_on(opened.folder, opened.manifest.config.pipeline.stages)}")
     if end.failed:
         return 1
     return INTERRUPTED if interrupted and end.step < opened.last_step else 0
 
 
-def _way_on(folder: RunFolder) -> str:
+def _way_on(folder: RunFolder, stages: int) -> str:
     """The command that goes on with the run: its peers must find the checkpoints that they wrote."""
     if _was_launched(folder):
-        return f"isthmus launch --resume {folder.root}"
+        peers = len(folder.peers())
+        return f"isthmus launch --resume {folder.root}" + (f" --peers {peers}" if peers > stages else "")
     return f"isthmus coordinator start --resume {folder.root}, and each peer as before"
 
 

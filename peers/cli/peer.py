@@ -104,7 +104,7 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
 
         def leave() -> None:
             if not interrupted.is_set():
-                say("leaving: the run winds down to a common step first (Ctrl-C again: at once)")
+                say("leaving: this peer works until its share has ended (Ctrl-C again: at once)")
             interrupted.set()
             daemon.leave()
 

@@ -150,6 +150,8 @@ def test_the_end_of_the_own_p2pd_is_reported_once(tmp_path: Path) -> None:
             assert not await a.store("key", b"value", 60) and await a.fetch("key") is None
             with pytest.raises(NetworkError):
                 await a.connect(b.peer_id, await b.addresses())
+            with pytest.raises(NetworkError, match="p2pd does not answer"):
+                await a.addresses()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(next_of(a, TransportLost), 0.5)
         async with asyncio.timeout(2):

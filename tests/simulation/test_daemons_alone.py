@@ -231,6 +231,43 @@ def test_the_peer_obeys_only_the_coordinator(small_run: Callable[..., Any], tmp_
     within_bound(scene)
 
 
+def test_a_peer_survives_what_a_stranger_says(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    async def scene() -> None:
+        s = Scene(small_run(), tmp_path)
+        silent, stranger = s.network.join("coordinator"), s.network.join("stranger")
+        peer = asyncio.create_task(s.peer(s.network.join("peer")).run())
+        assert (await next_message(silent))["type"] == "join"
+        silent.send("peer", control({"type": "admitted"}))
+        await asyncio.sleep(0.1)
+        for record in ("\ud800", "{}", 5, None, ["x"], {"a": "\udfff"}):
+            stranger.send("peer", control({"type": "view", "record": record}))
+        await asyncio.sleep(0.2)
+        assert not peer.done()
+        silent.send("peer", control({"type": "end", "step": 1, "failed": False, "reason": "because"}))
+        assert "because" in await peer
+
+    within_bound(scene)
+
+
+def test_the_coordinator_forgets_those_who_went(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    async def scene() -> None:
+        s = Scene(small_run(), tmp_path)
+        transport = s.network.join("coordinator")
+        running = asyncio.create_task(s.coordinator(transport).run())
+        peer = s.network.join("peer")
+        for last_word in ({"type": "goodbye", "wire": [0] * 7}, {"type": "failed", "reason": "no memory"}):
+            peer.send("coordinator", control(join_message([], {}, last_word["type"])))
+            while (await next_message(peer))["type"] != "admitted":
+                pass
+            assert "peer" in transport._links
+            peer.send("coordinator", control(last_word))
+            await asyncio.sleep(0.2)
+            assert "peer" not in transport._links, last_word
+        running.cancel()
+
+    within_bound(scene)
+
+
 def test_a_peer_that_is_turned_away_says_why(small_run: Callable[..., Any], tmp_path: Path) -> None:
     async def scene() -> None:
         s = Scene(small_run(), tmp_path)

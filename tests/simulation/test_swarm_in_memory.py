@@ -297,6 +297,20 @@ def test_stop_and_resume_continue_exactly(small_run: Callable[..., Any], tmp_pat
     assert len(losses(tmp_path / "a")) == last
 
 
+def test_a_damaged_checkpoint_costs_steps_and_not_the_run(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = small_run(train={"steps": 400}, checkpoint={"every": 3, "copies": 0})
+    asyncio.run(Swarm(run, tmp_path / "a", MemoryNetwork(1), 6).train())
+    (newest,) = (tmp_path / "a/peers").glob("*/checkpoints/stage-1/step-00000006.safetensors")
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    end, observer, _ = asyncio.run(Swarm(run, tmp_path / "a", MemoryNetwork(2), 9, resume=True).train())
+    assert (end.step, end.failed) == (9, False), end.reason
+    assert any("goes on from step 3" in note for note in observer.notes)
+    asyncio.run(Swarm(run, tmp_path / "b", MemoryNetwork(1), 9).train())
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
 @pytest.mark.parametrize(("codec", "bytes_of_a_token", "beside"), [("bfloat16", 4 * 2, 0), ("int4", 4 // 2 + 1, 4)])
 def test_bytes_are_those_sent(
     codec: str, bytes_of_a_token: int, beside: int, small_run: Callable[..., Any], tmp_path: Path

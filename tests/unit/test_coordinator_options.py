@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from peers.cli.coordinator import _way_on
 from peers.cli.coordinator_network import Opened, StartOptions, _dialable, _where, listened
 from peers.cli.launch import _check, _coordinator_arguments
 from peers.run_folder import RunFolder
@@ -95,3 +96,11 @@ def test_verification_is_of_one_peer_a_stage() -> None:
 def test_launch_tells_its_coordinator_that_nobody_else_will_come(folder: RunFolder) -> None:
     arguments = _coordinator_arguments(None, folder, 50, True, 6)
     assert arguments[arguments.index("--wait-for") + 1] == "6" and "--no-newcomers" in arguments
+
+
+def test_the_way_on_starts_as_many_peers(folder: RunFolder) -> None:
+    assert _way_on(folder, 3) == f"isthmus coordinator start --resume {folder.root}, and each peer as before"
+    for index in range(5):
+        folder.peer(index).mkdir(parents=True)
+    assert _way_on(folder, 5) == f"isthmus launch --resume {folder.root}"
+    assert _way_on(folder, 3) == f"isthmus launch --resume {folder.root} --peers 5"

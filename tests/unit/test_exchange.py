@@ -64,6 +64,17 @@ def test_all_chunks_make_the_blob_and_nothing_is_kept() -> None:
     assert len(exchange) == 0 and exchange.progress(KEY) == (0, 0)
 
 
+def test_a_chunk_that_comes_after_it_was_given_up_counts_and_is_not_asked_for_again() -> None:
+    exchange = Exchange()
+    asks = exchange.fetch(BLOB.offer, "ann")
+    again = exchange.again()
+    late = next(ask for ask in asks if ask not in again)
+    given: list[AskChunk] = []
+    arrival = give(exchange, late)
+    assert pump(exchange, [*again, *arrival.asks], answered=given).blob == BLOB
+    assert late.index not in {ask.index for ask in given} and len(given) == CHUNKS - 1
+
+
 def test_two_donors_share_the_work() -> None:
     exchange = Exchange()
     asks = exchange.fetch(BLOB.offer, "ann")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from coordinator_story import Peer, Story
 
+from protocol.conduct import MOST_TORN, Conduct
 from protocol.detector import BROKEN_FLOOR_SECONDS, CEILING_SECONDS, FLOOR_SECONDS, UNKNOWN_SECONDS
 from protocol.membership import (
     MOST_MEMBERS,
@@ -18,6 +19,7 @@ from protocol.membership import (
     End,
     Failed,
     Heard,
+    Irreplaceable,
     Issue,
     JoinAsked,
     LeaveAsked,
@@ -181,6 +183,7 @@ def test_a_learner_that_cannot_keep_up_starts_anew_and_is_turned_away_in_the_end
     told.join("cat")
     (again,) = told.issued(told.feed(LostTrack("cat", "step 9 is not kept any more")))
     assert again.replica("cat").weight == 0
+    assert told.feed(LostTrack("cat", "step 9 is not kept any more", view=again.number - 1)) == [], "said before"
     told.feed(LostTrack("cat", "step 19 is not kept any more"))
     effects = told.feed(LostTrack("cat", "step 29 is not kept any more"))
     assert [e.peer for e in effects if isinstance(e, TurnAway)] == ["cat"]
@@ -419,6 +422,47 @@ def test_before_the_first_checkpoint_the_run_begins_again() -> None:
     assert (view.restored, view.epoch, view.holders) == (0, 1, ((), ()))
 
 
+def test_whose_file_is_damaged_is_not_sent_back_to_it_again() -> None:
+    """Its word of that may come before the report that names the file no more."""
+    told = story("ann", "ben", checkpoint_every=4)
+    told.copies = False
+    told.steps(10)
+    (view,) = told.issued(told.restart("ben"))
+    assert view.restored == 8
+    effects = told.feed(LostTrack("ben", "nobody is left who has the state", view.number))
+    assert not told.issued(effects), "somebody may yet bring it"
+    ben = told.peers["ben"]
+    ben.held = {stage: [step for step in steps if step < 8] for stage, steps in ben.held.items()}
+    (view,) = told.issued(told.beat(12))
+    assert view.restored == 4
+
+
+def test_who_took_a_stage_and_cannot_get_its_state_sends_the_run_back_to_one_that_is_there() -> None:
+    """Its only holder died before it had given it, though at its own stage others are left."""
+    told = story("ann", "ben", "eve", checkpoint_every=4)
+    told.steps(10)
+    for peer in told.peers.values():
+        peer.held = {s: [t for t in steps if t <= 4] for s, steps in peer.held.items()}
+    told.steps(1)
+    (alone,) = (peers[0] for peers in told.seats().values() if len(peers) == 1)
+    effects = told.feed(LostTrack(alone, "nobody is left who has the state"))
+    (view,) = told.issued(effects)
+    assert view.epoch == 1 and view.restored == 4 and "has lost its state" in reasons(effects)
+    assert told.feed(LostTrack(alone, "the same, said before", view=view.number - 1)) == []
+
+
+def test_a_peer_that_sends_the_run_back_again_and_again_is_turned_away() -> None:
+    told = story("ann", "ben", checkpoint_every=4)
+    told.steps(10)
+    effects: list[Effect] = []
+    for _ in range(MOST_TORN):
+        view = told.membership.view
+        assert view is not None and not effects
+        told.feed(Irreplaceable("ben", view.epoch, view.restored + 1, "gone"))
+        effects = [e for e in told.effects if isinstance(e, TurnAway)]
+    assert [e.peer for e in effects if isinstance(e, TurnAway)] == ["ben"]
+
+
 def test_the_last_peer_of_a_stage_may_be_silent_and_come_back() -> None:
     told = story("ann", "ben")
     told.steps(5)
@@ -510,6 +554,15 @@ def test_of_two_unlike_ones_the_first_in_the_view_stays() -> None:
     assert view.replica("cat").weight == 0 and view.replica("ann").weight == 1
 
 
+@pytest.mark.parametrize("odd", ["", "not a hash"])
+def test_whatever_a_replica_says_of_its_weights_one_of_the_two_stays(odd: str) -> None:
+    told = story("ann", "ben", "cat")
+    first, second = next(peers for peers in told.seats().values() if len(peers) == 2)
+    (view,) = told.issued(told.feed(Differs(second, 30, {first: odd, second: "y"})))
+    assert {view.replica(first).weight, view.replica(second).weight} == {0, 1}
+    assert odd or view.replica(second).weight == 1
+
+
 def test_who_differs_again_and_again_is_turned_away() -> None:
     told = story("ann", "ben", "cat")
     for _ in range(3):
@@ -528,13 +581,29 @@ def test_who_sends_what_cannot_be_used_loses_its_place() -> None:
     assert told.seats() == {0: ["ann"], 1: ["ben"]}
 
 
-def test_the_last_of_a_stage_that_sends_what_cannot_be_used_ends_the_run() -> None:
+def test_without_the_last_of_a_stage_that_sends_what_cannot_be_used_the_run_waits_for_another() -> None:
+    """One word must not end what others have trained."""
     told = story("ann", "ben")
+    told.feed(Accused("ann", "ben", "an id outside the vocabulary"))
+    stages, text = told.membership.waiting
+    assert told.end is None and stages == (1,) and "stage 1 lost its peer ben" in text
+    assert "ben" not in told.membership.members
+
+
+def test_where_nobody_else_will_come_it_ends_the_run() -> None:
+    told = story("ann", "ben", end_when_starved=True)
     told.feed(Accused("ann", "ben", "an id outside the vocabulary"))
     assert told.end is not None and told.end.failed
     assert (
         told.end.reason == "stage 1 lost its peer ben: peer ann cannot use what it sent: an id outside the vocabulary"
     )
+
+
+def test_a_new_session_does_not_forget_whom_it_accused() -> None:
+    conduct = Conduct()
+    for number, session in enumerate("abc", 1):
+        assert conduct.begin("ann", session) == ""
+        assert conduct.accuses("ann", f"peer-{number}") is (number == 3)
 
 
 def test_who_accuses_one_after_the_other_is_wrong_itself() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from peers.coordinator_messages import LONGEST_REASON, MOST_HASHES, parse_event
 from protocol.errors import BadFrame
-from protocol.membership_events import Accused, Differs, Failed, Heard, LeaveAsked, Left, LostTrack
-from protocol.peer_message import LONGEST_REASON, parse_peer_message
+from protocol.membership_events import Accused, Differs, Failed, Irreplaceable, LeaveAsked, LostTrack
 from protocol.peer_report import MOST_BROKEN, MOST_STEPS, PeerReport, parse_report
 
 REPORT = PeerReport(
@@ -21,7 +21,6 @@ GOOD: dict[str, Any] = {"type": "reports", **REPORT.to_json()}
 
 def test_a_report_comes_back_as_it_was_sent() -> None:
     assert parse_report(json.loads(json.dumps(GOOD)), stages=3) == REPORT
-    assert parse_peer_message("ann", GOOD, 3) == Heard("ann", REPORT)
     empty = PeerReport(held={})
     assert parse_report(json.loads(json.dumps(empty.to_json())), 3) == empty
 
@@ -72,39 +71,49 @@ def test_any_other_report_is_refused(change: dict[str, Any]) -> None:
     ("message", "event"),
     [
         ({"type": "leave"}, LeaveAsked("ann")),
-        ({"type": "goodbye", "wire": []}, Left("ann", "its daemon ended")),
         ({"type": "failed", "reason": "no memory"}, Failed("ann", "no memory")),
         ({"type": "failed", "reason": "nan", "fatal": True}, Failed("ann", "nan", True)),
         ({"type": "failed", "reason": "nan", "fatal": "yes"}, Failed("ann", "nan")),
         ({"type": "differs", "step": 4, "hashes": {"ben": "y"}}, Differs("ann", 4, {"ben": "y"})),
         ({"type": "accuse", "peer": "ben", "reason": "a NaN"}, Accused("ann", "ben", "a NaN")),
-        ({"type": "lost_track", "reason": "too old"}, LostTrack("ann", "too old")),
+        ({"type": "lost_track", "reason": "too old", "view": 4}, LostTrack("ann", "too old", 4)),
+        ({"type": "irreplaceable", "epoch": 1, "step": 7, "reason": "gone"}, Irreplaceable("ann", 1, 7, "gone")),
+        ({"type": "dance"}, None),
     ],
 )  # fmt: skip
 def test_messages_are_events(message: dict[str, Any], event: object) -> None:
-    assert parse_peer_message("ann", message, 3) == event
+    assert parse_event("ann", message) == event
 
 
 def test_a_reason_is_cut() -> None:
-    event = parse_peer_message("ann", {"type": "failed", "reason": "x" * 9000}, 3)
+    event = parse_event("ann", {"type": "failed", "reason": "x" * 9000})
     assert isinstance(event, Failed) and len(event.reason) == LONGEST_REASON
+
+
+def test_a_reason_is_one_line_that_no_terminal_obeys() -> None:
+    event = parse_event("ann", {"type": "failed", "reason": "a\n\x1b[2Jb \ud800\x07"})
+    assert event == Failed("ann", "a ?[2Jb ??")
+    event = parse_event("ann", {"type": "failed"})
+    assert event == Failed("ann", "it gave no reason")
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        {"type": "dance"},
-        {},
         {"type": "accuse"},
         {"type": "accuse", "peer": 7},
         {"type": "differs"},
         {"type": "differs", "step": 1, "hashes": []},
         {"type": "differs", "step": "1", "hashes": {}},
         {"type": "differs", "step": 1, "hashes": {"ann": 5}},
-        {"type": "differs", "step": 1, "hashes": {f"p{n}": "x" for n in range(257)}},
+        {"type": "differs", "step": 1, "hashes": {"ann": "x" * 129}},
+        {"type": "lost_track", "reason": "too old"},
+        {"type": "lost_track", "reason": "too old", "view": -1},
+        {"type": "irreplaceable", "epoch": 1, "step": "7"},
+        {"type": "differs", "step": 1, "hashes": {f"p{n}": "x" for n in range(MOST_HASHES + 1)}},
     ],
     ids=str,
 )
 def test_other_messages_are_refused(message: dict[str, Any]) -> None:
     with pytest.raises(BadFrame, match="expected"):
-        parse_peer_message("ann", message, 3)
+        parse_event("ann", message)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from machines import Crowd, one_view, part_of, rules, state_of, total_of
+from machines import SIZE, Crowd, one_view, part_of, rules, state_of, total_of
 
 from protocol.blob import Blob, BlobKey, BlobKind
 from protocol.effects import (
@@ -297,6 +297,33 @@ def test_one_had_all_parts_and_applied_the_other_had_not_when_the_third_died(fir
     ends(group, "ac", quiet=False)
 
 
+def test_who_is_applying_by_an_older_view_gives_its_part_to_no_other_sum() -> None:
+    """The other does the lost one's microbatches itself: with this part it would have another sum, in the last bits."""
+    (lost_one,) = (m for m, peer in enumerate(routes(THREE, 0, 1, 3)) if peer == "b")
+    heir = routes(LOSE_B, 0, 1, 3)[lost_one]
+    first = "a" if heir == "c" else "c"
+    group = crowd(THREE, count=3)
+    group.lose = lambda sender, effect: isinstance(effect, SendChunk) and effect.peer == heir
+    group.run(lambda: first in group.waiting and group.waiting[first].action == APPLY)
+    group.paused = {first}
+    group.kill("b")
+    group.lose = lambda sender, effect: False
+    group.show(LOSE_B)
+    group.run()
+    for _ in range(3):  # the other asks
+        group.tell(heir, Stalled())
+        group.run()
+    assert not group.of(heir, StepApplied), "it has no more than its own part"
+    group.paused = set()
+    group.run()
+    for peer in "ac":
+        group.tell(peer, Stalled())
+    group.run()
+    ends(group, "ac", quiet=False)
+    reduced = next(work.payload for work in group.of(heir, Compute) if work.action == APPLY)
+    assert [part.key.kind for part in reduced.parts] == [BlobKind.TOTAL]
+
+
 def test_a_part_is_offered_again_under_the_new_number_with_more_in_it_if_more_was_routed() -> None:
     group = crowd(THREE)
     group.lose = lambda sender, effect: isinstance(effect, SendChunk)
@@ -473,6 +500,18 @@ def test_a_part_that_does_not_add_up_halts_the_step_until_a_view_comes() -> None
     assert not [e for e in machine.handle(Stalled()) if isinstance(e, Compute)]
     effects = machine.handle(ViewChanged(one_view("a b!2", number=2)))
     assert [str(e.action) for e in effects if isinstance(e, Compute)] == [f"F{mine(TWO, 'b')[0]}"]
+
+
+def test_a_total_that_is_no_use_costs_its_donor_a_word_and_is_asked_for_elsewhere() -> None:
+    """Whoever follows would end with it, though nothing is wrong with him."""
+    late = follower()
+    bad = Blob.of(TOTAL_KEY, b"!" * SIZE)
+    (reduce,) = applies(give(late, "a", bad))
+    assert reduce.donor == "a"
+    assert late.handle(Spoiled(APPLY, "a", "a NaN")) == [Accuse("a", "a NaN")]
+    assert {e.peer for e in late.handle(Stalled()) if isinstance(e, WantBlob)} == {"a", "b"}
+    (reduce,) = applies(give(late, "b", total_of(0, 1, COUNT)))
+    assert reduce.donor == "b"
 
 
 def test_a_part_that_does_not_add_up_after_a_view_that_lost_its_maker_does_not_halt() -> None:

@@ -248,6 +248,14 @@ def test_what_went_down_with_its_maker_after_its_step_was_applied_nobody_can_mak
     assert resumed.handle(Wanted("p0", 1, 6, (), (0,))) == [], "it will be made"
 
 
+def test_nobody_asks_the_first_stage_for_a_gradient_nor_the_last_for_coordinates() -> None:
+    """Or one odd question would send the whole run back."""
+    for own, asker, forward, backward in (("p0", "p2", (), (0,)), ("p2", "p0", (0,), ())):
+        resumed = StageMachine(own, rules(1), applied=5)
+        resumed.handle(ViewChanged(one_view("p0", "p1", "p2", first_step=5)))
+        assert resumed.handle(Wanted(asker, 1, 5, forward, backward)) == []
+
+
 def test_what_was_sent_is_kept_for_two_steps() -> None:
     middle = StageMachine("p1", rules(1))
     middle.handle(ViewChanged(view(last_step=9)))

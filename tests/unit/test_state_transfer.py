@@ -39,7 +39,7 @@ from protocol.events import (
     ViewChanged,
 )
 from protocol.stage_machine import StageMachine
-from protocol.view import View
+from protocol.view import Replica, View
 from protocol.work import LOAD, STATE
 
 CHUNKS = 30
@@ -315,7 +315,7 @@ def test_each_stage_keeps_copies_of_the_others_at_checkpoints() -> None:
 def holder() -> StageMachine:
     """p of the second stage: with so few others it keeps all copies."""
     machine = StageMachine("p", rules(4, copies=lambda step: 9 if step % 2 == 0 else 0), 5)
-    machine.handle(ViewChanged(one_view("a b", "p")))
+    machine.handle(ViewChanged(one_view("a b", "p q")))
     return machine
 
 
@@ -343,6 +343,7 @@ def test_a_copy_that_never_becomes_whole_makes_way_for_the_next() -> None:
         ("a", state_of(255, 4), "neither lacks nor keeps"),
         ("a", Blob.of(BlobKey(BlobKind.STATE, 0, 4), b"short"), "expected a state of 600 bytes, got 5"),
         ("eve", state_of(0, 4), "it is not in view 1"),
+        ("q", state_of(0, 4), "from who serves that stage"),
     ],
 )
 def test_an_offer_of_a_state_that_is_not_for_here_is_refused(sender: str, blob: Blob, reason: str) -> None:
@@ -394,6 +395,26 @@ def test_a_holder_without_the_file_says_so_and_the_newcomer_has_lost_track() -> 
     crowd.run()
     assert [e.key.step for e in crowd.of("p", SendGone)] == [4]
     assert crowd.of("n", LostTrack) == [LostTrack("nobody has the state of stage 0 after step 4")]
+
+
+def test_a_holder_that_dies_before_it_has_given_the_state_costs_the_newcomer_its_track() -> None:
+    """It would wait for ever for a peer that is no more."""
+    machine = StageMachine("n", rules(4), 4, lacking=True)
+    view = replace(RESTORED, stages=(*RESTORED.stages[:1], (Replica("p"), Replica("q"))))
+    assert [type(e) for e in machine.handle(ViewChanged(view))] == [WantBlob]
+    lost = replace(view, number=6, stages=(*RESTORED.stages[:1], (Replica("p", lost=6), Replica("q"))))
+    assert [type(e) for e in machine.handle(ViewChanged(lost))] == [LostTrack]
+    assert [type(e) for e in machine.handle(Stalled())] == [LostTrack], "the word may have been lost"
+
+
+def test_a_file_is_read_once_however_often_its_state_is_asked_for() -> None:
+    machine = StageMachine("p", rules(4), 4)
+    machine.handle(ViewChanged(replace(RESTORED, stages=((Replica("n"), Replica("m")), RESTORED.stages[1]))))
+    key = BlobKey(BlobKind.STATE, 0, 4)
+    looks = [e for peer in "nnmnm" for e in machine.handle(BlobWanted(peer, 5, key))]
+    assert looks == [FindState("n", key)]
+    state = state_of(0, 4)
+    assert [e.peer for e in machine.handle(StateFound("n", key, state)) if isinstance(e, SendOffer)] == ["m", "n"]
 
 
 def test_only_the_holders_named_look_and_only_for_the_step_that_is_restored() -> None:
