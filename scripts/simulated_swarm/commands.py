@@ -37,21 +37,24 @@ def replay(seed: int, trace: bool) -> int:
 
 
 def many(first: int, seeds: int, jobs: int) -> int:
-    """Run seeds, print progress, failures and a table."""
+    """Run seeds, print progress, failures and a table; also when it is interrupted."""
     total: Counter[str] = Counter()
-    failures = 0
+    failures, number = 0, 0
     began = time.monotonic()
-    for number, (counts, failure) in enumerate(_results(range(first, first + seeds), jobs), 1):
-        total += counts
-        failures += bool(failure)
-        if failure:
-            sys.stdout.write(f"{failure}\n")
-        if number % 100 == 0 or failure:
-            sys.stdout.write(f"{number} of {seeds} seeds, {failures} failed, {time.monotonic() - began:.0f} s\n")
-            sys.stdout.flush()
+    try:
+        for number, (counts, failure) in enumerate(_results(range(first, first + seeds), jobs), 1):
+            total += counts
+            failures += bool(failure)
+            if failure:
+                sys.stdout.write(f"{failure}\n")
+            if number % 100 == 0 or failure:
+                sys.stdout.write(f"{number} of {seeds} seeds, {failures} failed, {time.monotonic() - began:.0f} s\n")
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stdout.write("interrupted\n")
     sys.stdout.write(table(total))
-    sys.stdout.write(f"{seeds - failures} of {seeds} seeds are green\n")
-    return bool(failures)
+    sys.stdout.write(f"{number - failures} of {number} seeds are green\n")
+    return bool(failures) or number < seeds
 
 
 def _results(seeds: range, jobs: int) -> Iterable[tuple[Counter[str], str]]:
