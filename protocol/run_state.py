@@ -114,6 +114,14 @@ class RunState:
         return self.view is None or bool(self.dead) or self.paused_at or bool(self.roster.starved())
 
     @property
+    def begins(self) -> bool:
+        """Whether the run may still begin again from the seed.
+
+        Until all stages have had the time for a second checkpoint, those of the first may have died half written.
+        """
+        return self.reached < 2 * self.terms.checkpoint_every
+
+    @property
     def margin_step(self) -> int:
         """The first step that nobody begins before a view that is issued now has reached everybody."""
         return self.roster.newest + 1 + self.pace.margin

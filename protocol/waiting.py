@@ -22,11 +22,9 @@ def wait(run: RunState, now: float) -> list[Effect]:
     if run.stop is not None:
         return run.finish(True, f"{_losses(run)[0]}, while the run was to stop: {run.stop.reason}")
     candidates = _candidates(run)
-    newest = _newest_allowed(run)
+    newest = _newest_allowed(run, candidates)
     held = {s for c in candidates for steps in c.held.values() for s in steps if newest is None or s <= newest} - {0}
-    # Until all stages have had the time for a second checkpoint, those of the first may have died half written.
-    from_start = run.reached < 2 * run.terms.checkpoint_every
-    found = assign(candidates, run.costs, from_start, newest)
+    found = assign(candidates, run.costs, run.begins, newest)
     if isinstance(found, Shortage):
         return _starve(run, found, now)
     missing = run.terms.wait_for - len(candidates) if run.view is None else 0
@@ -47,11 +45,17 @@ def _candidates(run: RunState) -> list[Candidate]:
     return [Candidate(peer, m.held, m.stage, rates[peer], m.memory) for peer, m in present.items()]
 
 
-def _newest_allowed(run: RunState) -> int | None:
-    """The newest step that may be gone back to. A new run takes no notice of files that lie about."""
-    if run.view is not None:
-        return run.reached if run.reached_known else None
-    return None if run.terms.resume else 0
+def _newest_allowed(run: RunState, candidates: list[Candidate]) -> int | None:
+    """The newest step that may be gone back to. A new run takes no notice of files that lie about.
+
+    Files of later steps than were reported are of a future that the run gave up when it went back; or of steps that
+    nobody lived to report, while the coordinator was away. So they count where there is nothing else to go on from.
+    """
+    if run.view is None:
+        return None if run.terms.resume else 0
+    if not run.reached_known or isinstance(assign(candidates, run.costs, run.begins, run.reached), Shortage):
+        return None
+    return run.reached
 
 
 def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:

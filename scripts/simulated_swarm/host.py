@@ -106,6 +106,9 @@ class Host:
     def feed(self, event: Event) -> None:
         """Let the protocol handle `event`, and carry out what it decides."""
         self._swarm.trace(self.peer.name, event)
+        fetches = isinstance(event, ChunkArrived) and self.machine.lacking
+        if fetches and self._swarm.faults.phase(self.peer, "as a newcomer that fetches"):
+            return
         before = self.machine.view
         if isinstance(event, ViewChanged):
             self.rerouted = self.machine.applied + 1

@@ -9,8 +9,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
+from protocol.events import ChunkArrived
 from simulated_swarm.clock import Clock
 from simulated_swarm.scenario import Scenario
 
@@ -41,7 +43,7 @@ class Network:
         self.nodes: dict[str, Node] = {}
         self._cuts: Counter[frozenset[str]] = Counter()
         self._latest: dict[tuple[str, str], float] = {}
-        self.corrupt: Callable[[object], object | None] = lambda message: None
+        self._noise = random.Random(f"noise {scenario.seed}")
 
     def add(self, node: Node) -> None:
         """It has an address from now on."""
@@ -49,6 +51,9 @@ class Network:
 
     def send(self, sender: str, receiver: str, message: object, size: int = 100) -> None:
         """Carry `message` of `size` bytes, if it gets through."""
+        if isinstance(message, ChunkArrived) and self._noise.random() < self._scenario.corrupt:
+            self._counts["corrupt chunks"] += 1
+            message = replace(message, data=_flipped(bytes(message.data)))
         for _ in range(2 if self._rng.random() < self._scenario.duplicate else 1):
             lost = self._rng.random() < self._scenario.loss
             node = self.nodes.get(receiver)
@@ -107,3 +112,8 @@ class Network:
             self._counts["lost messages"] += 1
             return
         node.receive(sender, message)
+
+
+def _flipped(data: bytes) -> bytes:
+    """One bit of it is another."""
+    return bytes([data[0] ^ 1]) + data[1:] if data else data

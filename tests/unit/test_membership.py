@@ -38,6 +38,7 @@ from protocol.membership import (
 )
 from protocol.pace import MARGIN_SECONDS
 from protocol.view import Replica, View
+from protocol.waiting import SETTLE_SECONDS
 
 
 def story(*peers: str, stages: int = 2, **terms: object) -> Story:
@@ -504,6 +505,18 @@ def test_who_restarted_as_the_last_of_its_stage_is_not_sent_the_view_that_still_
     told.restart("ben")
     assert told.membership.phase is Phase.WAITING
     assert told.membership.view_for("ben") is None and told.membership.view_for("ann") is not None
+
+
+def test_files_of_steps_that_nobody_lived_to_report_count_where_there_are_no_others() -> None:
+    """The coordinator was away, its only peer went on, and died before it could tell."""
+    told = story("ann", stages=1, checkpoint_every=2)
+    told.steps(6)
+    reached = told.membership.reached
+    told.peers["ann"].held = {0: (reached + 2, reached + 4)}
+    told.restart("ann")
+    told.beat(SETTLE_SECONDS + 1)
+    assert told.membership.phase is Phase.RUNNING
+    assert told.membership.view is not None and told.membership.view.restored == reached + 4
 
 
 @pytest.mark.parametrize("silent", [False, True])
