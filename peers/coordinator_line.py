@@ -75,7 +75,7 @@ class CoordinatorLine:
         """Send the reports that are kept, and where this peer is: `state` as `StageWorker.state` gives it."""
         if self.broken:  # nothing would arrive, all would be queued
             return
-        account = PeerReport(view=0 if view is None else view.number, held=held, **state)
+        account = PeerReport(view=0 if view is None else view.number, held=held, session=self._session, **state)
         reports = [report.to_json() for report in self._reports[:MOST_REPORTS_SENT]]
         self.tell({"type": "reports", "reports": reports, "wire": self.wire(), **account.to_json()})
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from protocol.errors import BadFrame
 from protocol.membership_events import JoinAsked
-from protocol.peer_report import MOST_STEPS, is_count, is_measure, is_text, parse_held
+from protocol.peer_report import LONGEST_SESSION, MOST_STEPS, is_count, is_measure, is_text, parse_held
 
 MOST_ADDRESSES = 16
 LONGEST_ADDRESS = 256
 MOST_ADDRESS_BYTES = 1024  # of all together: a view with every member's must fit into one signed record
-LONGEST_SESSION = 64
 FASTEST_GFLOPS = 1e9
 MOST_MEMORY = 1 << 50
 _PLAIN = re.compile(r"[!#-\[\]-~]+")  # neither a quotation mark nor a backslash

@@ -63,6 +63,7 @@ __all__ = [
 ]  # fmt: skip
 
 MANY, MANY_SECONDS = 32, 0.25  # what follows takes time in proportion to the members, and they report as often
+RESTARTED = "it restarted, and what it had computed since its last checkpoint is gone"
 MOST_MEMBERS = 200  # a view names all of them with their addresses, in one control message
 
 
@@ -156,6 +157,9 @@ class Membership:
             case Heard(peer, report):
                 run.detector.heard(peer, now)
                 run.members[peer].expected = False
+                if report is not None and report.session not in ("", run.members[peer].session):
+                    # It was let in again in a life of the coordinator that died before it wrote that down.
+                    return losses.gone(run, [peer], RESTARTED)
                 return [] if report is None else self._report(peer, report, now)
             case LinkBroken(peer):
                 run.detector.link_broken(peer)
@@ -188,9 +192,7 @@ class Membership:
             return [Admit(peer)]
         effects: list[Effect] = []
         if member is not None:
-            effects = losses.gone(
-                run, [peer], "it restarted, and what it had computed since its last checkpoint is gone"
-            )
+            effects = losses.gone(run, [peer], RESTARTED)
         refusal = self._refusal(event)
         if refusal:
             return [*effects, TurnAway(peer, refusal)]

@@ -16,6 +16,7 @@ MOST_STEPS = 1000
 MOST_BROKEN = 64
 LONGEST_PEER = 128
 LONGEST_HASH = 128
+LONGEST_SESSION = 64
 LARGEST_STEP = 1 << 31
 
 
@@ -34,6 +35,7 @@ class PeerReport:
         done: computations finished since it started.
         broken: peers to which its link is down.
         microbatch_seconds: mean seconds of a recent microbatch, forward and backward; None: none yet.
+        session: that of its join; "": not said.
     """
 
     view: int = 0
@@ -46,6 +48,7 @@ class PeerReport:
     done: int = 0
     broken: tuple[str, ...] = ()
     microbatch_seconds: float | None = None
+    session: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The fields of a `reports` message, without its `type`, rows and byte counts."""
@@ -61,6 +64,7 @@ class PeerReport:
             "done": self.done,
             "broken": list(self.broken)[:MOST_BROKEN],
             "microbatch_seconds": self.microbatch_seconds,
+            "session": self.session,
         }
 
 
@@ -81,6 +85,9 @@ def parse_report(message: Mapping[str, Any], stages: int) -> PeerReport:
         raise BadFrame(f"expected a hash of at most {LONGEST_HASH} characters, and whether the peer is idle")
     if not isinstance(broken, list) or len(broken) > MOST_BROKEN or not all(is_text(p, LONGEST_PEER) for p in broken):
         raise BadFrame(f"expected at most {MOST_BROKEN} peers whose link is broken")
+    session = message.get("session", "")
+    if not is_text(session, LONGEST_SESSION):
+        raise BadFrame(f"expected a session of at most {LONGEST_SESSION} characters in a report")
     return PeerReport(
         view=message["view"],
         epoch=message["epoch"],
@@ -92,6 +99,7 @@ def parse_report(message: Mapping[str, Any], stages: int) -> PeerReport:
         done=message["done"],
         broken=tuple(broken),
         microbatch_seconds=_seconds(message.get("microbatch_seconds")),
+        session=str(session),
     )
 
 

@@ -139,6 +139,7 @@ class Peer:
             done=0 if host is None else host.done,
             broken=self.swarm.network.broken(self.name) if self.swarm.rng.random() < 0.9 else (),
             microbatch_seconds=2 * statistics.fmean(host.seconds[-20:]) if host is not None and host.seconds else None,
+            session=f"{self.name}#{self.session}",
         )))  # fmt: skip
 
     def _join(self) -> None:

@@ -37,6 +37,7 @@ from protocol.membership import (
     short_peer,
 )
 from protocol.pace import MARGIN_SECONDS
+from protocol.peer_report import PeerReport
 from protocol.view import Replica, View
 from protocol.waiting import SETTLE_SECONDS
 
@@ -505,6 +506,16 @@ def test_who_restarted_as_the_last_of_its_stage_is_not_sent_the_view_that_still_
     told.restart("ben")
     assert told.membership.phase is Phase.WAITING
     assert told.membership.view_for("ben") is None and told.membership.view_for("ann") is not None
+
+
+def test_a_report_of_another_session_is_of_a_peer_that_restarted() -> None:
+    """It was let in by a coordinator that died before it had written that down."""
+    told = story("ann", "ben", "cat")
+    told.steps(20)
+    (stage,) = [s for s, peers in told.seats().items() if len(peers) == 2]
+    second = told.seats()[stage][1]
+    effects = told.feed(Heard(second, PeerReport(session="another")))
+    assert "it restarted" in reasons(effects) and second not in told.membership.members
 
 
 def test_files_of_steps_that_nobody_lived_to_report_count_where_there_are_no_others() -> None:
