@@ -2,8 +2,9 @@
 
 The waits of a run show how long its steps take, so nobody guesses a timeout. But a wait may also have been long
 because others waited for a lost frame, and patience that learned from that would grow without end: so it has a
-ceiling. Asking again costs bytes on a slow line, so each further time comes later. Only progress counts as news: a
-neighbour that is stalled too keeps sending what is known already.
+ceiling, and it fades with every wait that was shorter: one long pause must not make a lossy line slow for good. Asking
+again costs bytes on a slow line, so each further time comes later. Only progress counts as news: a neighbour that is
+stalled too keeps sending what is known already.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 FACTOR = 2.0  # times the longest wait that ended by itself
 CEILING_SECONDS = 60.0  # what is lost that rarely may cost that much; links that break are told apart without this
 MOST_BACKOFF = 4.0  # times the patience
+FADING = 0.95  # of the patience, with each wait
 
 
 class StallTimer:
@@ -24,7 +26,7 @@ class StallTimer:
         """What was awaited has come."""
         if not self._asked:  # a wait that only asking ended says nothing about how long steps take
             learned = min(FACTOR * (now - self._since), max(self._least, CEILING_SECONDS))
-            self._patience = max(self._patience, learned)
+            self._patience = max(self._least, FADING * self._patience, learned)
         self._since, self._next, self._asked = now, now + self._patience, False
 
     def due(self, now: float) -> bool:

@@ -75,8 +75,9 @@ class Peer:
         self.tell(("leave",))
 
     def come_back(self) -> None:
-        """Its owner, who took it away, is asked for its files."""
-        self.gone = self.leaving = False
+        """Its owner, who took it away or was turned away with it, is asked for its files; he has mended it meanwhile."""
+        self.gone = self.leaving = self.bad = False
+        self.ended = ""
 
     def unless_frozen(self, happen: Callable[[], None]) -> Callable[[], None]:
         """`happen`, later if the process is stopped when it is due; never if it has ended."""

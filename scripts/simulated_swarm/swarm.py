@@ -62,9 +62,6 @@ class Swarm:
                 self._too_long()
         end = self.coordinator.end
         assert end is not None
-        if self.scenario.bad and end.failed and "cannot use what it sent" in end.reason:
-            self.counts["ended: garbage from the last of a stage"] += 1  # a decision of `protocol.losses.accused`
-            return
         self.checks.check(not end.failed, f"the run failed: {end.reason}")
         self.checks.check(
             end.step == self.scenario.steps, f"the run ended at {end.step} of {self.scenario.steps} steps"
