@@ -75,7 +75,7 @@ class Peer:
         self.tell(("leave",))
 
     def come_back(self) -> None:
-        """Its owner, who took it away or was turned away with it, is asked for its files; he has mended it meanwhile."""
+        """Its owner, who took it away or was turned away with it, is asked for its files; it is mended meanwhile."""
         self.gone = self.leaving = self.bad = False
         self.ended = ""
 
