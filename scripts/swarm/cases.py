@@ -57,7 +57,6 @@ def _others(places: list[int]) -> list[Case]:
     first, middle, last = places[0], places[len(places) // 2], places[-1]
     scripts = {
         "stopped and suspected wrongly": f"step {{5}}; stop {middle}b; wait 7; continue {middle}b",
-        "stopped and excluded wrongly": f"step {{5}}; stop {middle}b; wait 30; continue {middle}b",
         "coordinator killed": "step {5}; kill coordinator; wait 5; start coordinator",
         "coordinator and a peer killed": (
             f"step {{5}}; kill coordinator; kill {last}a; wait 5; start coordinator; wait 5; start {last}a"
@@ -70,7 +69,10 @@ def _others(places: list[int]) -> list[Case]:
         f"stopped {middle}a; wait 30; continue {middle}a",
         {f"{middle}a": "reduction@{5}:stop"},
     )
-    return [reduction, *(Case(name, script) for name, script in scripts.items()), *_newcomers(first, middle, last)]
+    # Who stands still holds the others up within two steps: later ones come when it is out, and not before.
+    excluded = f"step {{5}}; stop {middle}b; step {{10}}; continue {middle}b"
+    stopped = [reduction, Case("stopped and excluded wrongly", excluded, {}, LAST_WITH_NEWCOMER)]
+    return [*stopped, *(Case(name, script) for name, script in scripts.items()), *_newcomers(first, middle, last)]
 
 
 def _newcomers(first: int, middle: int, last: int) -> list[Case]:

@@ -72,11 +72,10 @@ def test_a_coordinator_that_was_killed_takes_over_where_it_was(disturb: Disturb)
     assert views(outcome, "is out") == 0
 
 
-def test_a_newcomer_whose_donor_dies_gets_the_state_from_the_other_one(disturb: Disturb) -> None:
-    outcome = disturb("one of two donors killed")
-    assert views(outcome, "is out") == 1
-    assert views(outcome, "has caught up") == 1
-    assert views(outcome, "goes on from") == 0
+def test_a_newcomer_whose_only_donor_dies_begins_from_a_file(disturb: Disturb) -> None:
+    outcome = disturb("only donor killed")
+    assert views(outcome, "follows stage") >= 1
+    assert views(outcome, "goes on from") >= 1
 
 
 def test_a_peer_that_stood_still_comes_back(disturb: Disturb) -> None:
