@@ -61,21 +61,10 @@ def test_a_peer_killed_in_the_reduction_is_done_without(disturb: Disturb) -> Non
     assert views(outcome, "of stage 1 is out")
 
 
-def test_a_peer_killed_after_applying_is_done_without(disturb: Disturb) -> None:
-    outcome = disturb("applied stage 2")
-    assert views(outcome, "of stage 2 is out")
-
-
 def test_a_coordinator_that_was_killed_takes_over_where_it_was(disturb: Disturb) -> None:
     outcome = disturb("coordinator killed")
     assert outcome.count("takeover") == 1
     assert views(outcome, "is out") == 0
-
-
-def test_a_newcomer_whose_only_donor_dies_begins_from_a_file(disturb: Disturb) -> None:
-    outcome = disturb("only donor killed")
-    assert views(outcome, "follows stage") >= 1
-    assert views(outcome, "goes on from") >= 1
 
 
 def test_a_peer_that_stood_still_comes_back(disturb: Disturb) -> None:
