@@ -27,7 +27,7 @@ BOUND = 60.0
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moments instead of seconds."""
     monkeypatch.setattr(coordinator_daemon, "TICK_SECONDS", 0.05)
-    monkeypatch.setattr(coordinator_daemon, "GOODBYE_SECONDS", 0.5)
+    monkeypatch.setattr(coordinator_daemon, "GOODBYE_SECONDS", 2.0)
     monkeypatch.setattr(coordinator_daemon, "ABSENT_SECONDS", 0.3)
     monkeypatch.setattr(executive, "SETTLE_SECONDS", 1.0)
     monkeypatch.setattr(takeover, "PUBLISH_SECONDS", 0.2)
@@ -194,8 +194,8 @@ def test_where_all_are_gone_it_is_a_plain_resume(tmp_path: Path) -> None:
 
 
 def test_a_starved_stage_waits_and_goes_on_when_a_peer_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detector, "BROKEN_FLOOR_SECONDS", 0.3)
-    monkeypatch.setattr(detector, "UNKNOWN_SECONDS", 0.5)
+    monkeypatch.setattr(detector, "BROKEN_FLOOR_SECONDS", 1.5)
+    monkeypatch.setattr(detector, "UNKNOWN_SECONDS", 2.5)
 
     async def scene(s: Scene) -> None:
         s.coordinate()
