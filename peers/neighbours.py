@@ -13,7 +13,7 @@ from peers.background import Background
 from peers.transport import Transport
 from protocol.errors import NetworkError
 from protocol.frame import Frame
-from protocol.membership import short_peer
+from protocol.membership_events import short_peer
 from protocol.view import View
 
 logger = logging.getLogger(__name__)

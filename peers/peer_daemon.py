@@ -48,7 +48,7 @@ from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, 
 from protocol.frame import Frame, Kind, parse_control
 from protocol.invite import Invite
 from protocol.manifest import Manifest
-from protocol.membership import short_peer
+from protocol.membership_events import short_peer
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from peers.background import Background
-from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_files import StageFiles
@@ -51,7 +50,7 @@ from protocol.effects import (
 )
 from protocol.events import Computed, Event, Spoiled, StateFound
 from protocol.frame import Frame, Header
-from protocol.membership import short_peer
+from protocol.membership_events import short_peer
 from protocol.messages import to_frame
 from protocol.model.payload import BASIS_CODEC
 from protocol.model.stage_sizes import stage_sizes
@@ -94,11 +93,6 @@ class WorkerParts:
     def config(self) -> RunConfig:
         """The run's."""
         return self.compute_parts.config
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """This peer's."""
-        return self.compute_parts.checkpoints
 
 
 def rules_of(config: RunConfig) -> Rules:

@@ -119,7 +119,9 @@ class Exchange:
                     self._part(other, donor)
                 if not other.donors:
                     del self._fetches[name]
-        fetch = self._fetches.setdefault(offer.id, _Fetch(offer, deque(range(len(offer.digests)))))
+        fetch = self._fetches.get(offer.id)
+        if fetch is None:  # made only now: it takes memory for the whole blob
+            fetch = self._fetches[offer.id] = _Fetch(offer, deque(range(len(offer.digests))))
         if donor not in fetch.donors:
             fetch.donors.append(donor)
         return self._ask()

@@ -111,7 +111,7 @@ class StageMachine:
         """What the machine is waiting for, for people; a change of the text is progress. `nothing`: it is at work."""
         if self.view is None:
             return "a view"
-        if self._running is not None or (self.finished and not self.lacking):
+        if self._running is not None or self.finished:
             return "nothing"
         if self.lacking:
             here, total = self._exchange.progress(self._states.key)
@@ -297,7 +297,7 @@ class StageMachine:
         return remarks if compute is None else [*remarks, compute]
 
     def _next_of_step(self, remarks: list[Effect]) -> Compute | None:
-        if self.lacking or self.finished or self._flow.state is None:
+        if self.finished or self._flow.state is None:
             return None
         compute = self._flow.next_compute()
         if compute is None and self._flow.state.complete:

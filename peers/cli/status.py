@@ -14,7 +14,7 @@ from peers.cli.common import console, say, set_up_logging
 from protocol.errors import BadSignature, UserError
 from protocol.invite import Invite
 from protocol.manifest import Manifest
-from protocol.membership import short_peer
+from protocol.membership_events import short_peer
 from protocol.records import PROGRESS, is_coordinators, read_record, record_key
 
 STALE_SECONDS = 30.0

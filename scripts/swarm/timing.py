@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from protocol.membership import short_peer
+from protocol.membership_events import short_peer
 from swarm.director import Director, Done
 from swarm.processes import Swarm
 
