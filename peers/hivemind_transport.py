@@ -51,6 +51,7 @@ from peers.link import CannotOpen, Links, Stream, read_frame
 from peers.transport import FrameReceived, FrameRefused, RecordGuard, TrafficCounters, TransportEvent, TransportLost
 from protocol.errors import BadFrame, NetworkError
 from protocol.frame import Frame, Kind
+from protocol.link_measure import LinkMeasure
 
 PROTOCOL = "isthmus/1"
 INBOX_EVENTS = 1024
@@ -280,6 +281,10 @@ class HivemindTransport:
         assert self._node is not None
         found = await self._unless_lost(self._node.get(key, latest=True))
         return None if found is None else found.value[1]
+
+    def links(self) -> dict[str, LinkMeasure]:
+        """What is known of each outgoing link, by peer."""
+        return self._links.measures()
 
     def queued(self) -> int:
         """Frames that wait to be written, to all peers together."""

@@ -23,6 +23,7 @@ from contextlib import suppress
 from peers.limits import Limits
 from peers.transport import LinkLost, LinkRestored, Traffic, TransportEvent
 from protocol.frame import HEADER_BYTES, Frame, Header, Kind
+from protocol.link_measure import LinkMeasure
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +204,10 @@ class Links:
         if peer not in self._links:
             self._links[peer] = Link(peer, lambda: self._open_streams(peer), self._emit, self._sent)
         return self._links[peer]
+
+    def measures(self) -> dict[str, LinkMeasure]:
+        """What is known of each link."""
+        return {peer: LinkMeasure() for peer in self._links}
 
     async def end(self, peer: str) -> None:
         """Close the link to `peer` now, if there is one."""

@@ -30,6 +30,7 @@ from peers.transport import (
 )
 from protocol.errors import BadFrame, NetworkError
 from protocol.frame import HEADER_BYTES, Frame, Kind
+from protocol.link_measure import LinkMeasure
 
 # Keeps two frames of one link apart: the loop does not promise the order of timers that are due at the same time.
 _TICK_SECONDS = 1e-6
@@ -41,6 +42,7 @@ class _Wire:
 
     busy_until: float = 0.0
     last_arrival: float = 0.0
+    sent_bytes: int = 0
 
 
 class MemoryNetwork:
@@ -132,6 +134,7 @@ class MemoryNetwork:
         wire = self._wires.setdefault((source, destination), _Wire())
         start = max(asyncio.get_running_loop().time(), wire.busy_until)
         wire.busy_until = start + (size / self._bandwidth if self._bandwidth else 0.0)
+        wire.sent_bytes += size
         return wire.busy_until
 
     def _schedule(self, source: str, destination: str, frame: Frame, arrival: float, *, in_order: bool) -> None:
@@ -147,6 +150,12 @@ class MemoryNetwork:
         # A peer that closed and joined again is another process: it does not get the old one's frames.
         if self._peers.get(target.peer_id) is target and self.alive(target.peer_id):
             target.deliver(source, frame)
+
+    def measure(self, source: str, destination: str) -> LinkMeasure:
+        """The wire from `source` to `destination` as it is."""
+        wire = self._wires.get((source, destination), _Wire())
+        busy = wire.sent_bytes / self._bandwidth if self._bandwidth else 0.0
+        return LinkMeasure(sum(self._delay), self._bandwidth, busy, wire.sent_bytes)
 
     def busy_until(self, source: str) -> float:
         """When the last byte that `source` has sent so far leaves it."""
@@ -234,6 +243,10 @@ class MemoryTransport:
 
     def _genuine(self, key: str, value: bytes, expires: float) -> bool:
         return self._guard is None or self._guard(key, value, expires)
+
+    def links(self) -> dict[str, LinkMeasure]:
+        """What the network was made with, for it is not measured here."""
+        return {peer: self._network.measure(self.peer_id, peer) for peer in self._links}
 
     def queued(self) -> int:
         """None: a line of this network takes all at once, and gives it late."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.frame import HEADER_BYTES, Frame, Kind
+from protocol.link_measure import LinkMeasure
 
 # Says whether a DHT record is genuine: its key, its value and when it expires, in seconds since the epoch.
 RecordGuard = Callable[[str, bytes, float], bool]
@@ -123,6 +124,9 @@ class Transport(Protocol):
 
     async def fetch(self, key: str) -> bytes | None:
         """The newest record under `key`, or None."""
+
+    def links(self) -> dict[str, LinkMeasure]:
+        """What is known of each outgoing link, by peer."""
 
     def queued(self) -> int:
         """Frames that wait to be written, to all peers together."""
