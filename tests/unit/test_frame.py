@@ -25,7 +25,7 @@ BYTES = bytes.fromhex("4973 01 02 08070605 0c0b0a09 0e0d 0f 10 04030201")
 
 def test_the_layout_is_pinned() -> None:
     """Every peer must read what every other writes: a change here needs a new protocol version."""
-    assert (HEADER_BYTES, PROTOCOL_VERSION) == (20, 1)
+    assert (HEADER_BYTES, PROTOCOL_VERSION) == (20, 2)
     assert HEADER.pack() == BYTES
 
 
