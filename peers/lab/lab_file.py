@@ -99,10 +99,7 @@ class LabFile(Section):
 
     def at(self, place: Place) -> Home:
         """The home at `place`: a peer's number, or "coordinator"."""
-        if place == COORDINATOR:
-            own = self.coordinator
-        else:
-            own = self.homes[place] if place < len(self.homes) else Home()
+        own = self.coordinator if place == COORDINATOR else dict(enumerate(self.homes)).get(place, Home())
         return self.home.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
     def home_of(self, addresses: Iterable[str]) -> Home | None:
