@@ -7,16 +7,14 @@ own, `data_config.py`.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from protocol import strict_json
 from protocol.data_config import DataConfig
-from protocol.errors import ConfigError
-from protocol.section import Section
+from protocol.section import Section, parse_section
 from protocol.task import IMAGE_SOURCES, Task, task_of
 
 
@@ -278,32 +276,4 @@ def parse_config(values: dict[str, Any], origin: str) -> RunConfig:
     Raises:
         ConfigError: an unknown key (the nearest known one is suggested), a wrong type or a rule broken.
     """
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(_explain(detail) for detail in error.errors())
-        raise ConfigError(f"{origin}: {problems}") from error
-
-
-def _explain(detail: Any) -> str:
-    key = ".".join(map(str, detail["loc"])) or "run"
-    if detail["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{_suggest(detail['loc'])}"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "value_error":
-        return message if message.count(".") else f"{key}: {message}"
-    return f"{key}: {message[0].lower()}{message[1:]}, got {detail['input']!r}"
-
-
-def _suggest(location: tuple[str | int, ...]) -> str:
-    known = _fields_at(location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return f": did you mean '{close[0]}'?" if close else f": expected one of {', '.join(known)}"
-
-
-def _fields_at(location: tuple[str | int, ...]) -> list[str]:
-    section: type[BaseModel] = RunConfig
-    for part in location:
-        annotation = section.model_fields[str(part)].annotation
-        section = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type))
-    return list(section.model_fields)
+    return parse_section(RunConfig, values, origin, "run")
