@@ -14,7 +14,7 @@ from rich.progress import Progress
 from peers.cli.common import console, say
 from peers.cli.coordinator import choose
 from peers.config_file import format_config
-from peers.files import write_json
+from peers.files import write_bytes, write_json
 from peers.launch import Swarm
 from peers.run_folder import RunFolder
 from protocol.config import RunConfig
@@ -35,6 +35,7 @@ class LaunchOptions:
     evaluate: bool
     device: str
     print_config: bool
+    trace: bool = False
 
 
 def launch(run: Path | None, options: LaunchOptions) -> int:
@@ -50,12 +51,16 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
     if not resumed:
         folder.refuse_existing()
     gradients = folder.root / "gradients"
+    for old in _traces(folder):
+        old.unlink()
     try:
         code = Swarm(folder, say, spare=peers > config.pipeline.stages).run(
             _coordinator_arguments(run, folder, options.steps, resumed, peers),
             peers,
-            _peer_arguments(peers, options.device, gradients if options.verify else None),
+            _peer_arguments(peers, options.device, gradients if options.verify else None, options.trace),
         )
+        if options.trace:
+            _merge_traces(folder)
         if code == 0 and options.evaluate:
             _evaluate(folder)
         return _verify(folder, gradients) if code == 0 and options.verify else code
@@ -86,15 +91,31 @@ def _coordinator_arguments(
     arguments = ["coordinator", "start", *([str(run)] if run else []), "--host", "127.0.0.1"]
     arguments += ["--resume" if resumed else "--dir", str(folder.root)]
     # All peers there will ever be are started here, so nobody would come to a stage that has lost its last one.
-    arguments += ["--wait-for", str(peers), "--no-newcomers"]
+    arguments += ["--wait-for", str(peers), "--no-newcomers", "--shared-cores", str(os.cpu_count() or 1)]
     return arguments + (["--steps", str(steps)] if steps else [])
 
 
-def _peer_arguments(peers: int, device: str, gradients: Path | None) -> list[str]:
+def _peer_arguments(peers: int, device: str, gradients: Path | None, trace: bool) -> list[str]:
     arguments = ["--verbose", "--device", device, "--threads", str(_threads(peers))]
     if gradients is not None:
         arguments += ["--keep-gradients", str(gradients)]
-    return arguments
+    return [*arguments, "--trace"] if trace else arguments
+
+
+def _merge_traces(folder: RunFolder) -> None:
+    """One trace of all peers, in the run's folder."""
+    from peers.trace import merge, read_trace
+
+    files = _traces(folder)
+    if not files:
+        say("  trace     none: no peer wrote one")
+        return
+    write_bytes(folder.trace, json.dumps(merge(map(read_trace, files))).encode())
+    say(f"  trace     {folder.trace} (open it at ui.perfetto.dev, or draw it with scripts/draw_trace)")
+
+
+def _traces(folder: RunFolder) -> list[Path]:
+    return [path for peer in folder.peers() if (path := peer / "trace.json").exists()]
 
 
 def _threads(peers: int) -> int:
