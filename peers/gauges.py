@@ -28,6 +28,10 @@ class LoopLag:
         self._buckets = [0] * _BUCKETS
         self.most: float | None = None
 
+    def forget(self) -> None:
+        """Begin anew."""
+        self._buckets, self.most = [0] * _BUCKETS, None
+
     async def watch(self) -> None:
         """Look again and again. Never returns."""
         while True:
@@ -55,13 +59,24 @@ class LoopLag:
 
 
 class Gauges:
-    """The figures of one daemon. `network_pid`: of its p2pd, if it has one."""
+    """The figures of one daemon, since the last `begin`. `network_pid`: of its p2pd, if it has one."""
 
     def __init__(self, transport: Transport, compute: ComputeThread, network_pid: int | None) -> None:
         self._transport, self._compute, self._network_pid = transport, compute, network_pid
         self.lag = LoopLag()
-        self._began = time.process_time()
         self._most: dict[str, int] = {}
+        self._before = self._totals()
+
+    def begin(self) -> None:
+        """Count from here: what came before was libraries that load, links that open and a first step that warms up."""
+        self._before = self._totals()
+        self.lag.forget()
+
+    def _totals(self) -> tuple[int, int, float, float, float | None]:
+        counters, network = self._transport.counters, self._network_pid
+        moved = bytes_of(counters.sent), bytes_of(counters.received)
+        of_network = None if network is None else cpu_seconds_of(network)
+        return (*moved, time.process_time(), self._compute.cpu_seconds, of_network)
 
     def note(self, machine: StageMachine | None) -> None:
         """See how much `machine` keeps now."""
@@ -70,15 +85,18 @@ class Gauges:
 
     def read(self) -> PeerFigures:
         """The figures as of now."""
-        counters, network = self._transport.counters, self._network_pid
+        network, own = self._network_pid, memory_of(os.getpid())
+        sent, received, process, compute, of_network = (
+            None if now is None or before is None else now - before
+            for now, before in zip(self._totals(), self._before, strict=True)
+        )
         links = list(self._transport.links().items())[:MOST_LINKS]
-        own = memory_of(os.getpid())
         return PeerFigures(
-            sent_bytes=bytes_of(counters.sent),
-            received_bytes=bytes_of(counters.received),
-            process_seconds=time.process_time() - self._began,
-            compute_seconds=self._compute.cpu_seconds,
-            network_seconds=None if network is None else cpu_seconds_of(network),
+            sent_bytes=int(sent or 0),
+            received_bytes=int(received or 0),
+            process_seconds=process,
+            compute_seconds=compute,
+            network_seconds=of_network,
             memory_bytes=own[0],
             peak_memory_bytes=own[1] or _peak_memory(),
             network_memory_bytes=None if network is None else memory_of(network)[1],

@@ -80,7 +80,7 @@ class PeerDaemon:
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
         self._tracer: Tracer = options.tracer or NO_TRACE
         self._compute, self._background = ComputeThread(compute_clock(options.device), self._tracer), Background()
-        self._gauges = Gauges(transport, self._compute, options.network_pid)
+        self._gauges, self._measured = Gauges(transport, self._compute, options.network_pid), False
         self._line = CoordinatorLine(transport, invite.addresses[0].rsplit("/p2p/", 1)[-1], self._gauges.read)
         self._load = LoadFile(options.load, transport, self._line)
         self._neighbours = Neighbours(transport, self._background, keep=self._line.peer)
@@ -265,6 +265,9 @@ class PeerDaemon:
 
     def _on_report(self, report: StepReport) -> None:
         self._line.add(report)
+        if not self._measured:
+            self._measured = True
+            self._gauges.begin()
         if not self._line.quiet:
             self._send_report()
 

@@ -1,4 +1,4 @@
-"""What a step cost a peer, and what its daemon has cost since it started: measured there, told to the coordinator.
+"""What a step cost a peer, and what its daemon has cost so far: measured there, told to the coordinator.
 
 `StepCosts` goes with each step's report and becomes part of the run's rows; `PeerFigures` goes with each message of
 reports, and the newest counts. Both come from a peer, so they are bounded here.
@@ -90,7 +90,7 @@ class LinkFigures:
 
 @dataclass(frozen=True, slots=True)
 class PeerFigures:
-    """A daemon, since it started; None: this system does not say.
+    """A daemon, since it had done its first step; None: this system does not say. Memory is since it started.
 
     Attributes:
         sent_bytes, received_bytes: through its sockets.
