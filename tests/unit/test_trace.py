@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -113,3 +115,31 @@ def test_frames_have_short_names() -> None:
     assert frame_name(Header(Kind.FORWARD, 1, microbatch=3)) == "F3"
     assert frame_name(Header(Kind.BACKWARD, 1, microbatch=0)) == "B0"
     assert (frame_name(Header(Kind.CONTROL, 1)), frame_name(Header(Kind.CHUNK, 1))) == ("control", "chunk")
+
+
+def swarm_trace(steps: tuple[int, ...]) -> dict[str, Any]:
+    """Two stages of two steps each; the second stage has only those in `steps`."""
+    traces = []
+    for stage in (0, 1):
+        tracer, other = StepTracer(), f"QmPeer{1 - stage}"
+        for step in (1, 2):
+            if stage == 0 or step in steps:
+                tracer.span("compute", "F0", step, step + 0.4)
+                tracer.span(f"to {other}", "F0", step + 0.4, step + 0.6)
+                tracer.span(f"to {other}", "F1", step + 0.5, step + 0.7)
+                tracer.instant(f"from {other}", "B0")
+                tracer.step(step, step, step + 1)
+        traces.append(tracer.to_json(f"stage {stage}: peer QmPeer{stage}"))
+    return merge(traces)
+
+
+@pytest.mark.parametrize(("steps", "wanted", "code"), [((1,), "1", 0), ((1, 2), "", 0), ((1,), "2", 2), ((), "", 2)])
+def test_one_step_is_drawn(steps: tuple[int, ...], wanted: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(json.dumps(swarm_trace(steps)))
+    script = Path(__file__).resolve().parents[2] / "scripts" / "draw_trace"
+    options = ["--step", wanted] if wanted else []
+    command = [sys.executable, str(script), str(tmp_path / "trace.json"), *options, "-o", str(tmp_path / "step.png")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    assert (tmp_path / "step.png").exists() is (code == 0)
+    assert code == 0 or "expected a step that all stages have" in result.stderr
