@@ -160,8 +160,8 @@ def test_exact_over_a_bad_network(
 ) -> None:
     """Frames that are lost, doubled, late and out of order change nothing, not even the last bit.
 
-    Nor do the schedule and the credits; nor where gradients are rounded at random: what is rounded is the microbatch, not
-    the frame.
+    Nor do the schedule and the credits; nor where gradients are rounded at random: what is rounded is the microbatch,
+    not the frame.
     """
     run = small_run(boundary=boundary, pipeline=pipeline)
     network = MemoryNetwork(seed, delay=(0.0, 0.02), loss=0.05, reorder=0.2, duplicate=0.1)
