@@ -180,7 +180,15 @@ class PipelineConfig(Section):
     """How the model is cut and how many microbatches are under way."""
 
     stages: int = Field(4, ge=1, le=255, description="S: stages; divides layers")
-    window: int = Field(6, ge=1, description="W: microbatches in flight below each stage; bounds memory")
+    schedule: Literal["1f1b", "gpipe"] = Field(
+        "1f1b", description="1f1b: backward before forward; gpipe: all forwards of a step first, all kept in memory"
+    )
+    window: int = Field(16, ge=1, description="W: 1f1b: most microbatches in flight at a stage; bounds memory")
+    credits: Literal["measured", "fixed"] = Field(
+        "measured",
+        description="how many of the window a stage uses: measured: as many as its links and the stages below keep "
+        "busy; fixed: all",
+    )
     recompute: bool = Field(False, description="recompute a stage's forward in its backward instead of keeping it")
 
 
