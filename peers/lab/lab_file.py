@@ -52,7 +52,7 @@ class Line(Section):
 class Home(Line):
     """Where a peer, or the coordinator, lives."""
 
-    buffer_kib: int = Field(512, ge=4, description="what can wait at each end of the line before packets are dropped")
+    buffer_kib: int = Field(1024, ge=4, description="what can wait at each end of the line before packets are dropped")
     nat: bool = Field(False, description="whether only who was called from here can send to here")
 
     def up(self, seed: int) -> LinkModel:
