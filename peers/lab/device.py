@@ -38,7 +38,8 @@ def open_device(namespace: str, bundle: int) -> int:
 
 def largest_bundle(lab: LabFile, homes: int) -> int:
     """The most bytes of a bundle in a laboratory with so many homes."""
-    lines = [line for home in map(lab.at, places(homes)) for line in (home.up(0), home.down(0))]
+    found = [lab.at(place).access(0) for place in places(homes)]
+    lines = [line for access in found for line in (access.up, access.down)]
     if any(line.loss for line in lines) or any("loss" in change.line for change in lab.changes):
         return MTU_BYTES
     rates = [line.bytes_per_second for line in lines if line.bytes_per_second]
