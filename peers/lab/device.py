@@ -43,7 +43,7 @@ def largest_bundle(lab: LabFile, homes: int) -> int:
     if any(line.loss for line in lines) or any("loss" in change.line for change in lab.changes):
         return MTU_BYTES
     rates = [line.bytes_per_second for line in lines if line.bytes_per_second]
-    fitting = int(min(rates, default=float(MOST_BYTES) / _BUNDLE_SECONDS) * _BUNDLE_SECONDS)
+    fitting = round(min(rates, default=float(MOST_BYTES) / _BUNDLE_SECONDS) * _BUNDLE_SECONDS)
     return min(MOST_BYTES, max(MTU_BYTES, fitting))
 
 
