@@ -57,12 +57,19 @@ def launch(
         bool, typer.Option(help="At the end, evaluate the whole model on held-out data, in one process.")
     ] = True,
     device: Device = "auto",
+    lab: Annotated[
+        Path | None,
+        typer.Option(metavar="LAB.toml", help="Let each live behind a line of its own, e.g. labs/home-80.toml (root)."),
+    ] = None,
+    lab_in_memory: Annotated[bool, typer.Option("--lab-in-memory", hidden=True)] = False,
     print_config: PrintConfig = False,
 ) -> None:
     """Run a coordinator and its peers on this machine, each its own process, over the real transport."""
     from peers.cli import launch as command
 
-    options = command.LaunchOptions(peers, steps, dir, resume, verify, evaluate, device, print_config)
+    options = command.LaunchOptions(
+        peers, steps, dir, resume, verify, evaluate, device, print_config, lab, lab_in_memory
+    )
     raise typer.Exit(command.launch(run, options))
 
 
@@ -91,13 +98,14 @@ def coordinator_start(
     print_config: PrintConfig = False,
     verbose: Verbose = False,
     with_parent: Parent = None,
+    lab: Annotated[Path | None, typer.Option("--lab", hidden=True)] = None,
 ) -> None:
     """Open a run, print its invite, wait for peers, and show the training."""
     from peers.cli import coordinator as command
     from peers.cli.coordinator_network import StartOptions
 
     options = StartOptions(
-        steps, dir, resume, wait_for, no_newcomers, host, port, announce, print_config, verbose, with_parent
+        steps, dir, resume, wait_for, no_newcomers, host, port, announce, print_config, verbose, with_parent, lab
     )
     raise typer.Exit(command.start(run, options))
 

@@ -38,6 +38,7 @@ class StartOptions:
     print_config: bool
     verbose: bool
     with_parent: int | None
+    lab: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,12 @@ def open_device(namespace: str, bundle: int) -> int:
 
 def largest_bundle(lab: LabFile, homes: int) -> int:
     """The most bytes of a bundle in a laboratory with so many homes."""
-    lines = [line for home in map(lab.at, places(homes)) for line in (home.up(0), home.down(0))]
+    found = [lab.at(place).access(0) for place in places(homes)]
+    lines = [line for access in found for line in (access.up, access.down)]
     if any(line.loss for line in lines) or any("loss" in change.line for change in lab.changes):
         return MTU_BYTES
     rates = [line.bytes_per_second for line in lines if line.bytes_per_second]
-    fitting = int(min(rates, default=float(MOST_BYTES) / _BUNDLE_SECONDS) * _BUNDLE_SECONDS)
+    fitting = round(min(rates, default=float(MOST_BYTES) / _BUNDLE_SECONDS) * _BUNDLE_SECONDS)
     return min(MOST_BYTES, max(MTU_BYTES, fitting))
 
 

@@ -34,28 +34,19 @@ from protocol.section import parse_section
 
 CONTROL = "control.sock"
 _BATCH = 64  # packets from one home before the others have their turn
-_BYTES_PER_SECOND = 1e6 / 8
 _DESTINATION = slice(HEADER_BYTES + 16, HEADER_BYTES + 20)
 _AT_HOME = -1.0
 
 
 class Port:
-    """A home at the hub: its device, its line each way, and its NAT."""
+    """A home at the hub: its device, its line, and its NAT."""
 
     def __init__(self, home: Home, device: int, address: str, seed: int) -> None:
         self.device, self.address = device, socket.inet_aton(address)
-        self.up, self.down = home.up(2 * seed), home.down(2 * seed + 1)
+        self.access = home.access(seed)
+        self.up, self.down = self.access.up, self.access.down
         self.nat = Nat() if home.nat else None
         self.refused = 0
-
-    def change(self, line: dict[str, float]) -> None:
-        """Change what `line` says, in the units of the file."""
-        for model, rate in ((self.up, "up_mbit"), (self.down, "down_mbit")):
-            if rate in line:
-                model.bytes_per_second = line[rate] * _BYTES_PER_SECOND or None
-            model.delay = line.get("delay_ms", model.delay * 1e3) / 1e3
-            model.jitter = line.get("jitter_ms", model.jitter * 1e3) / 1e3
-            model.loss = line.get("loss", model.loss)
 
     def write(self, packet: bytes) -> None:
         """Give the home a packet. Into a full queue, or a home that is just being removed, it is lost."""
@@ -171,7 +162,7 @@ class Forwarder:
     def _change(self, home: Place | str, line: dict[str, float]) -> None:
         for place, port in self._ports.items():
             if home in ("all", place):
-                port.change(line)
+                port.access.change(line)
 
     def _serve_control(self) -> None:
         connection, _ = self._control.accept()
