@@ -20,7 +20,9 @@ from peers.background import Background
 from peers.compute import ComputeThread
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_files import StageFiles
+from peers.step_costs import StepMeter
 from peers.step_reports import StepReport, WireTotals
+from peers.trace import NO_TRACE, Tracer
 from peers.transport import Transport
 from protocol.basis_microbatch import is_basis_microbatch, is_moving_step, microbatches
 from protocol.blob import BlobKey, BlobKind
@@ -80,6 +82,7 @@ class WorkerParts:
         send: sends a frame to a peer.
         report: takes each step's report.
         tell: takes what the coordinator must know.
+        tracer: takes what is done, and when.
     """
 
     compute_parts: ComputeParts
@@ -90,6 +93,7 @@ class WorkerParts:
     send: Callable[[str, Frame], None]
     report: Callable[[StepReport], None]
     tell: Callable[[dict[str, Any]], None]
+    tracer: Tracer = NO_TRACE
 
     @property
     def config(self) -> RunConfig:
@@ -142,6 +146,7 @@ class StageWorker:
         self._stage: StageCompute | None = None
         self._told: tuple[int, set[str]] = 0, set()  # of the newest view: its number, and who was told of it
         self._step_began, self._busy_before = time.monotonic(), 0.0
+        self._meter = StepMeter(parts.compute, parts.transport.counters)
 
     async def build(self) -> None:
         """Build the stage, from its checkpoint if it has applied steps before and is not to fetch its state.
@@ -154,6 +159,7 @@ class StageWorker:
             lambda: StageCompute(parts.compute_parts, self.stage, machine.applied, machine.lacking)
         )
         self._step_began, self._busy_before = time.monotonic(), parts.compute.busy_seconds
+        self._meter.lap()
 
     def serves(self, view: View) -> bool:
         """Whether this worker is the one that `view` asks of this peer."""
@@ -265,7 +271,8 @@ class StageWorker:
         stage, view = self._stage, self.machine.view
         assert stage is not None and view is not None
         last_step = view.last_step
-        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: stage.run(work, last_step)))
+        computing = self._parts.compute.run(lambda: stage.run(work, last_step), work.action)
+        self._computing = asyncio.ensure_future(computing)
         self._parts.background.spawn(self._finish(work, self._computing))
 
     async def _finish(self, work: Compute, computing: asyncio.Future[Payload]) -> None:
@@ -305,6 +312,8 @@ class StageWorker:
             wire=WireTotals.of(self._parts.transport.counters),
             microbatches=numbers.microbatches,
             weights=numbers.weights,
+            costs=self._meter.lap(),
         )
+        self._parts.tracer.step(step, self._step_began, now)
         self._step_began, self._busy_before = now, busy
         self._parts.report(report)
