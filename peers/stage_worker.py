@@ -18,11 +18,12 @@ from typing import Any
 
 from peers.background import Background
 from peers.compute import ComputeThread
+from peers.link_rates import LinkRates, RateChange
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_files import StageFiles
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
-from protocol.basis_microbatch import is_basis_microbatch, is_moving_step, microbatches
+from protocol.basis_microbatch import is_moving_step, microbatches
 from protocol.blob import BlobKey, BlobKind
 from protocol.config import RunConfig
 from protocol.effects import (
@@ -49,10 +50,9 @@ from protocol.effects import (
     WantBlob,
 )
 from protocol.events import Computed, Event, Spoiled, StateFound
-from protocol.frame import Frame, Header
+from protocol.frame import Coded, Frame, Header
 from protocol.membership_events import short_peer
 from protocol.messages import to_frame
-from protocol.model.payload import BASIS_CODEC
 from protocol.model.stage_sizes import stage_sizes
 from protocol.place import Rules
 from protocol.schedule import learning_rate
@@ -67,6 +67,7 @@ STALL_SECONDS = 10.0
 # What the coordinator is told of a peer without a stage.
 IDLE: dict[str, Any] = {
     "epoch": 0, "stage": None, "applied": None, "weights": "", "idle": True, "done": 0, "microbatch_seconds": None,
+    "least_seconds": None,
 }  # fmt: skip
 
 
@@ -132,6 +133,7 @@ class StageWorker:
         config = parts.config
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
+        self.rates = LinkRates(config, parts.transport.links)
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
@@ -196,6 +198,7 @@ class StageWorker:
             "idle": machine.waits_for() != "nothing" or machine.finished,
             "done": 0 if stage is None else stage.actions_done,
             "microbatch_seconds": None if stage is None else stage.microbatch_seconds,
+            "least_seconds": self.rates.least_seconds,
         }
 
     # Effects
@@ -206,7 +209,7 @@ class StageWorker:
             case Compute():
                 self._start(effect)
             case Send():
-                send(effect.peer, self._frame(effect))
+                send(effect.peer, _frame(effect))
             case (
                 SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendUsed() | SendWant() | WantBlob() | SendGone()
             ):
@@ -256,8 +259,8 @@ class StageWorker:
             return
         stage, view = self._stage, self.machine.view
         assert stage is not None and view is not None
-        last_step = view.last_step
-        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: stage.run(work, last_step)))
+        last_step, codec = view.last_step, self.rates.tag(work)
+        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: stage.run(work, last_step, codec)))
         self._parts.background.spawn(self._finish(work, self._computing))
 
     async def _finish(self, work: Compute, computing: asyncio.Future[Payload]) -> None:
@@ -273,13 +276,6 @@ class StageWorker:
             return
         if not self._closing:
             self.feed(event)
-
-    def _frame(self, send: Send) -> Frame:
-        assert self._stage is not None
-        is_basis = is_basis_microbatch(self._parts.config, send.step, send.microbatch)
-        length, codec = len(send.payload), BASIS_CODEC.tag if is_basis else self._stage.engine.codec_tag(send.kind)
-        header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, codec)
-        return Frame(header, send.payload)
 
     def _report(self, step: int) -> None:
         assert self._stage is not None
@@ -299,4 +295,18 @@ class StageWorker:
             weights=numbers.weights,
         )
         self._step_began, self._busy_before = now, busy
+        for change in self.rates.step_applied(report.seconds, report.compute_seconds):
+            self._rate_changed(step, change)
         self._parts.report(report)
+
+    def _rate_changed(self, step: int, change: RateChange) -> None:
+        where = f"stage {self.stage}, {change.kind.name.lower()} to peer {short_peer(change.peer)}"
+        text = f"after step {step}, {where}: {change.decision.reason}"
+        logger.info("%s", text)
+        self._parts.tell({"type": "rate", "step": step, "reason": text})
+
+
+def _frame(send: Send) -> Frame:
+    coded: Coded = send.payload
+    header = Header(send.kind, len(coded.payload), send.view, send.step, send.microbatch, send.stage, coded.codec)
+    return Frame(header, coded.payload)

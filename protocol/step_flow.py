@@ -135,7 +135,9 @@ class StepFlow:
         self.state.move(action.microbatch, Signal.START_F if forward else Signal.START_B)
         kind = Kind.FORWARD if forward else Kind.BACKWARD
         payload, codec, sender = self._inputs.pop((kind, action.microbatch), (None, 0, ""))
-        return Compute(self.state.step, action, payload, codec, sender)
+        stage = self._place.stage + (1 if forward else -1)
+        receiver = self._place.server(stage, self.state.step, action.microbatch) or ""
+        return Compute(self.state.step, action, payload, codec, sender, receiver)
 
     # Asking and sending again
 
