@@ -150,6 +150,11 @@ def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:
             f"expected --peers {stages} for --verify, one for each stage, got {peers}: replicas add their gradients up "
             "in another order than one process, so that only their losses can be compared"
         )
+    if verify and config.boundary.rates == "adaptive":
+        raise UserError(
+            'expected --verify on a run with rates = "fixed", got "adaptive": how a link rounds then follows from its '
+            "speed, and one process cannot round alike; leave --verify out, or set boundary.rates"
+        )
     if verify and resumed:
         raise UserError("expected --verify on a new run: the reference starts from the initial weights")
 
