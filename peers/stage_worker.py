@@ -25,6 +25,7 @@ from peers.transport import Transport
 from protocol.basis_microbatch import is_basis_microbatch, is_moving_step, microbatches
 from protocol.blob import BlobKey, BlobKind
 from protocol.config import RunConfig
+from protocol.credits import CreditMeter
 from protocol.effects import (
     Accuse,
     AskChunk,
@@ -48,7 +49,7 @@ from protocol.effects import (
     StepApplied,
     WantBlob,
 )
-from protocol.events import Computed, Event, Spoiled, StateFound
+from protocol.events import Computed, CreditsChanged, Event, Spoiled, StateFound
 from protocol.frame import Frame, Header
 from protocol.membership_events import short_peer
 from protocol.messages import to_frame
@@ -59,6 +60,7 @@ from protocol.schedule import learning_rate
 from protocol.stage_machine import StageMachine
 from protocol.stall import StallTimer
 from protocol.view import Replica, View
+from protocol.work import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +111,7 @@ def rules_of(config: RunConfig) -> Rules:
         window=config.pipeline.window,
         blob_bytes=blob_bytes,
         copies=lambda step: config.checkpoint.copies if step % config.checkpoint.every == 0 else 0,
+        schedule=Schedule(config.pipeline.schedule),
     )
 
 
@@ -132,6 +135,8 @@ class StageWorker:
         config = parts.config
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
+        measured = config.pipeline.credits == "measured"
+        self._credits = CreditMeter(config.pipeline.window) if measured else None
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
@@ -161,6 +166,9 @@ class StageWorker:
         """Let the protocol handle `event`, and carry out what it decides."""
         fault = self._parts.compute_parts.fault
         fault.came(event, self.machine.lacking)
+        credits = self._credits and self._credits.note(event, self.machine.applied + 1, time.monotonic())
+        if credits:
+            self.feed(CreditsChanged(credits))
         for effect in self.machine.handle(event):
             self._perform(effect)
             fault.sent(effect, self.machine.view)

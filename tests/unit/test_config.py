@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "d5dad75e29e6a92fa6090e30ae1cb63addf5dac0f17c882d740af5001ed10f0d"
+DEFAULT_HASH = "7ddffd10c7c1ac7de2fd3c0323fe3c6d9cdd911a08866d1e835a25076a74bb46"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -168,6 +168,7 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
                           "lossless": "zstd", "family": "vit", "pooling": "class",
                           "optimizer": "adamw", "momentum": 0.5, "stage_embedding": "bigram",
+                          "schedule": "gpipe", "credits": "fixed",
                           "basis": "file", "basis_path": "x"}  # fmt: skip
 BESIDE = {  # without which a value breaks a rule
     "source": {"path": "x"}, "path": {"source": "text"}, "rotation": {"codec": "int4"},
