@@ -10,7 +10,6 @@ from typing import Self
 
 from peers.lab.lab_file import COORDINATOR, LabFile, Place, parse_lab
 from peers.lab.laboratory import Laboratory
-
 from pipeline_bench.cases import Link
 from pipeline_bench.homes import Traffic
 
