@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.opening import load_data
 from pipeline_bench.arms import Crew, free_port, hivemind_chain, torch_pipeline
 from pipeline_bench.cases import Arm, Link, derive
 from pipeline_bench.homes import Homes, open_homes
@@ -60,6 +61,7 @@ def compare(
     config: RunConfig, arms: Sequence[Arm], links: Sequence[Link], terms: Terms, results: Results, commit: str, say: Say
 ) -> int:
     """Measure what is missing; how many arms failed. A failure is a row, and the next arm goes on."""
+    load_data(config)  # made once, here, and not by all processes of the first arm at once
     failed = 0
     for link in links:
         for arm in arms:

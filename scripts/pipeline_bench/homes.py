@@ -28,6 +28,9 @@ class Homes(Protocol):
     def popen(self, index: int, argv: Sequence[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start a process there, in a session of its own; what it says goes to `log`."""
 
+    def lab_file(self, folder: Path) -> Path | None:
+        """The laboratory's file, written to `folder`; None without one."""
+
     def traffic(self) -> Traffic:
         """Bytes that each home has sent and received, headers of IP and TCP included."""
 
@@ -56,6 +59,10 @@ class Loopback:
                 env=environment,
                 start_new_session=True,
             )
+
+    def lab_file(self, folder: Path) -> Path | None:
+        """There is none."""
+        return None
 
     def traffic(self) -> Traffic:
         """All of it, as if of one home."""

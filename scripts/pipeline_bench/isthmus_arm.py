@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from peers.cli.app import coordinator_start
 from peers.config_file import format_config
 from peers.run_folder import RunFolder
 from pipeline_bench.arms import Crew
@@ -28,32 +31,19 @@ def isthmus(crew: Crew, config: RunConfig, addresses: Sequence[str], warmup: int
     stages, folder = config.pipeline.stages, RunFolder(crew.folder / "run")
     file = crew.folder / "run.toml"
     file.write_text(format_config(config))
-    terms: list[str | Path] = [
-        "--dir",
-        folder.root,
-        "--wait-for",
-        str(stages),
-        "--no-newcomers",
-        "--with-parent",
-        str(os.getpid()),
-    ]
-    crew.start(
-        "coordinator",
-        stages,
-        python("peers.cli", "coordinator", "start", file, "--host", addresses[stages], *terms),
-    )
+    watched = ("--with-parent", str(os.getpid()))
+    command = python("peers.cli", "coordinator", "start", file, "--dir", folder.root, "--host", addresses[stages])
+    wanted = ["--wait-for", str(stages), "--no-newcomers", *premises(crew.homes.lab_file(crew.folder))]
+    crew.start("coordinator", stages, [*command, *wanted, *watched])
     crew.wait_for_file(folder.invite, "the coordinator's invite", deadline)
-    invite = folder.invite.read_text().strip()
+    join = python("peers.cli", "peer", "join", folder.invite.read_text().strip(), "--threads", "1", "--device", "cpu")
     for index in range(stages):
         home = folder.peer(index)
         home.mkdir(parents=True)
-        own: list[str | Path] = ["--dir", home, "--host", addresses[index], "--threads", "1", "--device", "cpu"]
-        command = python("peers.cli", "peer", "join", invite, *own, "--with-parent", str(os.getpid()))
-        crew.start(f"peer-{index}", index, command)
+        crew.start(f"peer-{index}", index, [*join, "--dir", str(home), "--host", addresses[index], *watched])
     end = _wait_for_rows(crew, folder, config.train.steps - AFTER, deadline)
-    names = list(crew.running)
-    crew.wait_for_end(names, deadline)
-    return trained(config, list(folder.rows()), end, warmup, json.loads(folder.report.read_text()))
+    crew.wait_for_end(list(crew.running), deadline)
+    return trained(config, list(folder.rows()), end, warmup)
 
 
 def _wait_for_rows(crew: Crew, folder: RunFolder, steps: int, deadline: Deadline) -> float:
@@ -72,10 +62,8 @@ def _newest(metrics: Path) -> int:
     return 0
 
 
-def trained(
-    config: RunConfig, rows: Sequence[dict[str, Any]], end: float, warmup: int, report: dict[str, Any]
-) -> Trained:
-    """What the rows and the report of a run say of its window, whose last row was there at `end`."""
+def trained(config: RunConfig, rows: Sequence[dict[str, Any]], end: float, warmup: int) -> Trained:
+    """What the rows of a run say of its window, whose last row was there at `end`."""
     window = [row for row in rows if warmup < row["step"] <= config.train.steps - AFTER]
     seconds = [row["seconds"] for row in window]
     sent = [row["forward_bytes_per_token"] + row["backward_bytes_per_token"] for row in window]
@@ -83,12 +71,29 @@ def trained(
         "wire": wire_name(config),
         "declared_bytes_per_token": declared_bytes(config),
         "frame_bytes_per_token": sum(sent) / len(sent),
-        # The product's own judgement of its steps.
-        "step_over_floor": report.get("step_over_floor"),
-        "floor": report.get("floor"),
+        **floor_of(window),
     }
     losses = [row["loss"] for row in window if row["loss"] is not None]
     return Trained(end - sum(seconds), end, sum(row["tokens"] for row in window), seconds, losses, extra)
+
+
+def floor_of(window: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The window's floor by the product's own reports: the median of each part, and of the steps over it."""
+    known = [row["floor"] for row in window if row.get("floor")]
+    if not known:
+        return {"floor": None, "step_over_floor": None}
+    parts = ("compute_seconds", "wire_seconds", "fill_seconds", "seconds")
+    floor = {part: statistics.median(one[part] for one in known) for part in parts}
+    step = statistics.median(row["seconds"] for row in window)
+    return {"floor": floor, "step_over_floor": step / floor["seconds"]}
+
+
+def premises(lab: Path | None) -> list[str]:
+    """What the coordinator must be told of this machine to know a step's floor."""
+    told = {"shared_cores": str(os.cpu_count() or 1), "lab": "" if lab is None else str(lab)}
+    known = inspect.signature(coordinator_start).parameters
+    pairs = (("--" + name.replace("_", "-"), value) for name, value in told.items() if value and name in known)
+    return [word for pair in pairs for word in pair]
 
 
 def declared_bytes(config: RunConfig) -> float:

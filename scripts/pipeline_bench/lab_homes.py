@@ -22,7 +22,7 @@ class LabHomes:
     """
 
     def __init__(self, link: Link, homes: int) -> None:
-        self._lab = Laboratory(lab_of(link), homes - 1)
+        self._link, self._lab = link, Laboratory(lab_of(link), homes - 1)
         self._places: list[Place] = [*range(homes - 1), COORDINATOR]
 
     def __enter__(self) -> Self:
@@ -50,6 +50,13 @@ class LabHomes:
                 env=environment,
                 start_new_session=True,
             )
+
+    def lab_file(self, folder: Path) -> Path | None:
+        """See `Homes.lab_file`."""
+        lines = (f"{name} = {value}" for name, value in lab_values(self._link)["home"].items())
+        file = folder / "lab.toml"
+        file.write_text("\n".join(("[home]", *lines, "")))
+        return file
 
     def traffic(self) -> Traffic:
         """What the hub has carried from and to each home."""

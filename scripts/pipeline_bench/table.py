@@ -24,7 +24,7 @@ def _of_links(rows: Sequence[Row]) -> Iterator[str]:
     for link in LINKS:
         here = {row["arm"]: row for row in rows if row["link"] == link.name}
         if here:
-            yield f"**{str(link).capitalize()}**\n\n{_table(here)}{_reasons(here)}"
+            yield f"**{str(link)[0].upper()}{str(link)[1:]}**\n\n{_table(here)}{_reasons(here)}"
 
 
 def _table(here: dict[str, Row]) -> str:
@@ -76,8 +76,8 @@ def _parts(floor: dict[str, Any]) -> str:
 
 def floor_seconds(row: Row) -> float | None:
     """The floor of the row's step in seconds; None where the run reports none."""
-    over = row.get("step_over_floor")
-    return row["step_seconds"] / over if over and row.get("floor") else None
+    floor = row.get("floor")
+    return None if not floor else float(floor["seconds"])
 
 
 def rate(row: Row | None) -> float | None:
