@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import statistics
@@ -12,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from peers.cli.app import coordinator_start
 from peers.config_file import format_config
 from peers.run_folder import RunFolder
 from pipeline_bench.arms import Crew
@@ -90,10 +88,7 @@ def floor_of(window: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def premises(lab: Path | None) -> list[str]:
     """What the coordinator must be told of this machine to know a step's floor."""
-    told = {"shared_cores": str(os.cpu_count() or 1), "lab": "" if lab is None else str(lab)}
-    known = inspect.signature(coordinator_start).parameters
-    pairs = (("--" + name.replace("_", "-"), value) for name, value in told.items() if value and name in known)
-    return [word for pair in pairs for word in pair]
+    return ["--shared-cores", str(os.cpu_count() or 1), *(["--lab", str(lab)] if lab is not None else [])]
 
 
 def declared_bytes(config: RunConfig) -> float:

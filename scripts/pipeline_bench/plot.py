@@ -25,7 +25,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             speed, x = rate(row), place + (number - (len(ARMS) - 1) / 2) * width
             axes.bar(x, speed or 0, width, color=f"C{number}", label=arm.title if place == 0 else None)
             if row is not None and speed is None:
-                axes.text(x, axes.get_ylim()[0], "failed", rotation=90, ha="center", va="bottom", fontsize=7)
+                axes.text(x, 0.02, "failed", transform=axes.get_xaxis_transform(), rotation=90, ha="center", fontsize=7)
             if row is not None and speed is not None and (floor := floor_seconds(row)) is not None:
                 limit = speed * row["step_seconds"] / floor
                 axes.hlines(limit, x - width / 2, x + width / 2, colors="black", linewidth=1.5)
