@@ -7,9 +7,10 @@ coordinator -> peer   admitted, view, seen, notice, released, turned_away, unkno
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from peers.step_costs import PeerFigures
 from peers.step_reports import StepReport, WireTotals
 from protocol.errors import BadFrame
 from protocol.membership_events import Accused, Differs, End, Event, Failed, Irreplaceable, LeaveAsked, LostTrack
@@ -32,11 +33,12 @@ LONGEST_REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A `reports` message: the peer's own account, its steps, and what its daemon has sent so far."""
+    """A `reports` message: the peer's own account, its steps, and what its daemon has sent and cost so far."""
 
     account: PeerReport
     steps: tuple[StepReport, ...]
     wire: WireTotals
+    figures: PeerFigures = field(default_factory=PeerFigures)
 
     def counted(self, view: View | None) -> list[StepReport]:
         """The steps that are of the run as it is in `view`: an older epoch's count up to where the run went back to."""
@@ -59,16 +61,17 @@ def parse_reports(message: Mapping[str, Any], stages: int) -> Reported:
         raise BadFrame(f"expected at most {MOST_REPORTS} step reports in one message")
     account = parse_report(message, stages)
     wire = WireTotals.from_json(message.get("wire"))
-    return Reported(account, tuple(map(StepReport.from_json, steps)), wire)
+    figures = PeerFigures.from_json(message.get("figures"))
+    return Reported(account, tuple(map(StepReport.from_json, steps)), wire, figures)
 
 
-def parse_wire(message: Mapping[str, Any]) -> WireTotals:
-    """The totals in a `goodbye`.
+def parse_goodbye(message: Mapping[str, Any]) -> tuple[WireTotals, PeerFigures]:
+    """What a daemon has sent and cost, in its last word.
 
     Raises:
-        BadFrame: there are none.
+        BadFrame: the totals are missing, or something is not of its form.
     """
-    return WireTotals.from_json(message.get("wire"))
+    return WireTotals.from_json(message.get("wire")), PeerFigures.from_json(message.get("figures"))
 
 
 def parse_rate(message: Mapping[str, Any]) -> tuple[int, str]:

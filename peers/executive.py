@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from peers.coordinator_messages import Reported, end_message, seen_message, view_message
+from peers.floor_meter import Premises
 from peers.journal import Journal
 from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
@@ -78,12 +79,13 @@ class Executive:
         membership: Membership,
         needed: int,
         clock: Callable[[], float],
+        premises: Premises | None = None,
     ) -> None:
         self.membership, self.notice = membership, ""
         self.view: View | None = None
         self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self.sessions: dict[str, str] = {}
-        self.record = RunRecord(folder, manifest)
+        self.record = RunRecord(folder, manifest, premises)
         self.journal = Journal(folder, observer.note)
         self.budget = RunBudget()
         self._transport, self._key, self._folder, self._observer = transport, key, folder, observer
@@ -195,6 +197,7 @@ class Executive:
         source = (peer, self.sessions[peer])
         self.record.note(source, reported.wire)
         self.budget.note(peer, reported.account.least_seconds)
+        self.record.tell(peer, reported.figures, self.membership.members[peer].addresses)
         self.decide(Heard(peer, reported.account))
         served = self._served.get(peer, ())
         steps = [report for report in reported.counted(self.view) if report.stage in served]

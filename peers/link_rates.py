@@ -15,6 +15,7 @@ from protocol.config import RunConfig
 from protocol.effects import Compute
 from protocol.frame import Kind
 from protocol.link_measure import LinkMeasure
+from protocol.membership_events import short_peer
 from protocol.model.payload import rate_ladders
 from protocol.rate_controller import RAISE_STEPS, Decision, LinkUse, RateController, budget_of
 from protocol.work import Verb
@@ -37,6 +38,9 @@ class RateChange:
     peer: str
     kind: Kind
     decision: Decision
+
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()} to peer {short_peer(self.peer)}: {self.decision.reason}"
 
 
 class LinkRates:

@@ -18,14 +18,17 @@ from typing import Any
 
 from peers.background import Background
 from peers.compute import ComputeThread
-from peers.link_rates import LinkRates, RateChange
+from peers.link_rates import LinkRates
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_files import StageFiles
+from peers.step_costs import StepMeter
 from peers.step_reports import StepReport, WireTotals
+from peers.trace import NO_TRACE, Tracer
 from peers.transport import Transport
 from protocol.basis_microbatch import is_moving_step, microbatches
 from protocol.blob import BlobKey, BlobKind
 from protocol.config import RunConfig
+from protocol.credits import CreditMeter
 from protocol.effects import (
     Accuse,
     AskChunk,
@@ -49,7 +52,7 @@ from protocol.effects import (
     StepApplied,
     WantBlob,
 )
-from protocol.events import Computed, Event, Spoiled, StateFound
+from protocol.events import Computed, CreditsChanged, Event, Spoiled, StateFound
 from protocol.frame import Coded, Frame, Header
 from protocol.membership_events import short_peer
 from protocol.messages import to_frame
@@ -59,6 +62,7 @@ from protocol.schedule import learning_rate
 from protocol.stage_machine import StageMachine
 from protocol.stall import StallTimer
 from protocol.view import Replica, View
+from protocol.work import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +83,7 @@ class WorkerParts:
         send: sends a frame to a peer.
         report: takes each step's report.
         tell: takes what the coordinator must know.
+        tracer: takes what is done, and when.
     """
 
     compute_parts: ComputeParts
@@ -89,6 +94,7 @@ class WorkerParts:
     send: Callable[[str, Frame], None]
     report: Callable[[StepReport], None]
     tell: Callable[[dict[str, Any]], None]
+    tracer: Tracer = NO_TRACE
 
     @property
     def config(self) -> RunConfig:
@@ -110,6 +116,7 @@ def rules_of(config: RunConfig) -> Rules:
         window=config.pipeline.window,
         blob_bytes=blob_bytes,
         copies=lambda step: config.checkpoint.copies if step % config.checkpoint.every == 0 else 0,
+        schedule=Schedule(config.pipeline.schedule),
     )
 
 
@@ -134,11 +141,14 @@ class StageWorker:
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
         self.rates = LinkRates(config, parts.transport.links)
+        measured = config.pipeline.credits == "measured"
+        self._credits = CreditMeter(config.pipeline.window) if measured else None
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
         self._told: tuple[int, set[str]] = 0, set()  # of the newest view: its number, and who was told of it
         self._step_began, self._busy_before = time.monotonic(), 0.0
+        self._meter = StepMeter(parts.compute, parts.transport.counters)
 
     async def build(self) -> None:
         """Build the stage, from its checkpoint if it has applied steps before and is not to fetch its state.
@@ -151,6 +161,7 @@ class StageWorker:
             lambda: StageCompute(parts.compute_parts, self.stage, machine.applied, machine.lacking)
         )
         self._step_began, self._busy_before = time.monotonic(), parts.compute.busy_seconds
+        self._meter.lap()
 
     def serves(self, view: View) -> bool:
         """Whether this worker is the one that `view` asks of this peer."""
@@ -163,6 +174,9 @@ class StageWorker:
         """Let the protocol handle `event`, and carry out what it decides."""
         fault = self._parts.compute_parts.fault
         fault.came(event, self.machine.lacking)
+        credits = self._credits and self._credits.note(event, self.machine.applied + 1, time.monotonic())
+        if credits:
+            self.feed(CreditsChanged(credits))
         for effect in self.machine.handle(event):
             self._perform(effect)
             fault.sent(effect, self.machine.view)
@@ -260,7 +274,8 @@ class StageWorker:
         stage, view = self._stage, self.machine.view
         assert stage is not None and view is not None
         last_step, codec = view.last_step, self.rates.tag(work)
-        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: stage.run(work, last_step, codec)))
+        computing = self._parts.compute.run(lambda: stage.run(work, last_step, codec), work.action)
+        self._computing = asyncio.ensure_future(computing)
         self._parts.background.spawn(self._finish(work, self._computing))
 
     async def _finish(self, work: Compute, computing: asyncio.Future[Payload]) -> None:
@@ -293,17 +308,15 @@ class StageWorker:
             wire=WireTotals.of(self._parts.transport.counters),
             microbatches=numbers.microbatches,
             weights=numbers.weights,
+            costs=self._meter.lap(),
         )
+        self._parts.tracer.step(step, self._step_began, now)
         self._step_began, self._busy_before = now, busy
         for change in self.rates.step_applied(report.seconds, report.compute_seconds):
-            self._rate_changed(step, change)
+            reason = f"stage {self.stage} after step {step}: {change}"
+            logger.info("%s", reason)
+            self._parts.tell({"type": "rate", "step": step, "reason": reason})
         self._parts.report(report)
-
-    def _rate_changed(self, step: int, change: RateChange) -> None:
-        where = f"stage {self.stage}, {change.kind.name.lower()} to peer {short_peer(change.peer)}"
-        text = f"after step {step}, {where}: {change.decision.reason}"
-        logger.info("%s", text)
-        self._parts.tell({"type": "rate", "step": step, "reason": text})
 
 
 def _frame(send: Send) -> Frame:

@@ -7,17 +7,15 @@ have files of their own, `data_config.py` and `boundary_config.py`.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from protocol import strict_json
 from protocol.boundary_config import BoundaryConfig
 from protocol.data_config import DataConfig
-from protocol.errors import ConfigError
-from protocol.section import Section
+from protocol.section import Section, parse_section
 from protocol.task import IMAGE_SOURCES, Task, task_of
 
 
@@ -93,7 +91,15 @@ class PipelineConfig(Section):
     """How the model is cut and how many microbatches are under way."""
 
     stages: int = Field(4, ge=1, le=255, description="S: stages; divides layers")
-    window: int = Field(6, ge=1, description="W: microbatches in flight below each stage; bounds memory")
+    schedule: Literal["1f1b", "gpipe"] = Field(
+        "1f1b", description="1f1b: backward before forward; gpipe: all forwards of a step first, all kept in memory"
+    )
+    window: int = Field(16, ge=1, description="W: 1f1b: most microbatches in flight at a stage; bounds memory")
+    credits: Literal["measured", "fixed"] = Field(
+        "measured",
+        description="how many of the window a stage uses: measured: as many as its links and the stages below keep "
+        "busy; fixed: all",
+    )
     recompute: bool = Field(False, description="recompute a stage's forward in its backward instead of keeping it")
 
 
@@ -189,32 +195,4 @@ def parse_config(values: dict[str, Any], origin: str) -> RunConfig:
     Raises:
         ConfigError: an unknown key (the nearest known one is suggested), a wrong type or a rule broken.
     """
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(_explain(detail) for detail in error.errors())
-        raise ConfigError(f"{origin}: {problems}") from error
-
-
-def _explain(detail: Any) -> str:
-    key = ".".join(map(str, detail["loc"])) or "run"
-    if detail["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{_suggest(detail['loc'])}"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "value_error":
-        return message if message.count(".") else f"{key}: {message}"
-    return f"{key}: {message[0].lower()}{message[1:]}, got {detail['input']!r}"
-
-
-def _suggest(location: tuple[str | int, ...]) -> str:
-    known = _fields_at(location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return f": did you mean '{close[0]}'?" if close else f": expected one of {', '.join(known)}"
-
-
-def _fields_at(location: tuple[str | int, ...]) -> list[str]:
-    section: type[BaseModel] = RunConfig
-    for part in location:
-        annotation = section.model_fields[str(part)].annotation
-        section = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type))
-    return list(section.model_fields)
+    return parse_section(RunConfig, values, origin, "run")

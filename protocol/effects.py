@@ -167,10 +167,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class StepApplied:
-    """The stage has applied `step`. `last` if the view ends here."""
+    """The stage has applied `step`. `last` if the view ends here.
+
+    Attributes:
+        most_in_flight: microbatches of it whose activations were kept here at a time.
+    """
 
     step: int
     last: bool
+    most_in_flight: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 from protocol import strict_json
 from protocol.errors import BadFrame
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"Is"
 MAX_CONTROL_BYTES = 1 << 20
 

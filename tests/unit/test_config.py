@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "5f27de1e74cea96a91cac614f188d0381ad5b8afb3a9d4f5d7188f738d4c92da"
+DEFAULT_HASH = "d1eede7e4186f746fccba3aaf0aa35df0d43f66299f72dc8e40d6a9a97562abc"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -184,6 +184,7 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "scale": "bfloat16", "levels": "uniform", "rotation": "hadamard",
                           "lossless": "zstd", "family": "vit", "pooling": "class",
                           "optimizer": "adamw", "momentum": 0.5, "stage_embedding": "bigram",
+                          "schedule": "gpipe", "credits": "fixed",
                           "basis": "file", "basis_path": "x", "rates": "adaptive",
                           "least_codec": "int3", "least_gradient_codec": "int6"}  # fmt: skip
 BESIDE = {  # without which a value breaks a rule
