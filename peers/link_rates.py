@@ -15,6 +15,7 @@ from protocol.config import RunConfig
 from protocol.effects import Compute
 from protocol.frame import Kind
 from protocol.link_measure import LinkMeasure
+from protocol.membership_events import short_peer
 from protocol.model.payload import rate_ladders
 from protocol.rate_controller import RAISE_STEPS, Decision, LinkUse, RateController, budget_of
 from protocol.work import Verb
@@ -38,11 +39,15 @@ class RateChange:
     kind: Kind
     decision: Decision
 
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()} to peer {short_peer(self.peer)}: {self.decision.reason}"
+
 
 class LinkRates:
     """Of one stage's worker. `links` is the transport's.
 
     Attributes:
+        ladders: what can be chosen from.
         told: the run's budget, as the coordinator told it last.
         least_seconds: what a step takes at this peer at the least; None: not known, or rates are fixed.
     """
@@ -50,7 +55,7 @@ class LinkRates:
     def __init__(self, config: RunConfig, links: Callable[[], Mapping[str, LinkMeasure]]) -> None:
         self._config, self._measures = config, links
         self._adaptive = config.boundary.rates == "adaptive"
-        self._ladders = rate_ladders(config)
+        self.ladders = rate_ladders(config)
         self._links: dict[str, _Link] = {}
         self._computes: deque[float] = deque(maxlen=RAISE_STEPS)
         self._steps: deque[float] = deque(maxlen=RAISE_STEPS)
@@ -67,7 +72,7 @@ class LinkRates:
         link = self._links.get(work.receiver)
         if link is None:
             before = self._measures().get(work.receiver, LinkMeasure())
-            link = self._links[work.receiver] = _Link(RateController(self._ladders[kind]), kind, before)
+            link = self._links[work.receiver] = _Link(RateController(self.ladders[kind]), kind, before)
         link.microbatches += 1
         return link.controller.rung.tag
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from peers.background import Background
 from peers.compute import ComputeThread
-from peers.link_rates import LinkRates, RateChange
+from peers.link_rates import LinkRates
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_files import StageFiles
 from peers.step_costs import StepMeter
@@ -313,14 +313,10 @@ class StageWorker:
         self._parts.tracer.step(step, self._step_began, now)
         self._step_began, self._busy_before = now, busy
         for change in self.rates.step_applied(report.seconds, report.compute_seconds):
-            self._rate_changed(step, change)
+            reason = f"stage {self.stage} after step {step}: {change}"
+            logger.info("%s", reason)
+            self._parts.tell({"type": "rate", "step": step, "reason": reason})
         self._parts.report(report)
-
-    def _rate_changed(self, step: int, change: RateChange) -> None:
-        where = f"stage {self.stage}, {change.kind.name.lower()} to peer {short_peer(change.peer)}"
-        text = f"after step {step}, {where}: {change.decision.reason}"
-        logger.info("%s", text)
-        self._parts.tell({"type": "rate", "step": step, "reason": text})
 
 
 def _frame(send: Send) -> Frame:
