@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peers.background import Background, next_event
-from peers.coordinator_messages import parse_event, parse_goodbye, parse_reports
+from peers.coordinator_messages import parse_event, parse_goodbye, parse_rate, parse_reports
 from peers.executive import Executive, Observer
 from peers.floor_meter import Premises
 from peers.run_folder import Memory, RunFolder
@@ -192,6 +192,10 @@ class CoordinatorDaemon:
                 executive.answer_stranger(peer)
             case "reports":
                 executive.reported(peer, parse_reports(message, self._stages))
+            case "rate":
+                step, reason = parse_rate(message)
+                if executive.budget.may_note(peer):
+                    executive.journal.note("rate", reason, show=False, peer=peer, step=step)
             case kind:
                 event = parse_event(peer, message)
                 if event is None:

@@ -22,6 +22,7 @@ from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.coordinator_line import CoordinatorLine
+from peers.coordinator_messages import budget_in
 from peers.data.run_data import RunData
 from peers.gauges import Gauges
 from peers.load import LoadFile
@@ -244,6 +245,7 @@ class PeerDaemon:
             case "turned_away":
                 self._background.fail(UserError(f"the coordinator turned this peer away: {message.get('reason')}"))
             case "seen":
+                self._tenure.budget(budget_in(message))
                 if int(message["epoch"]) == self._tenure.epoch and self._line.seen(int(message["step"])):
                     self._send_report()
             case "notice":

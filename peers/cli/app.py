@@ -58,13 +58,20 @@ def launch(
         bool, typer.Option(help="At the end, evaluate the whole model on held-out data, in one process.")
     ] = True,
     device: Device = "auto",
+    lab: Annotated[
+        Path | None,
+        typer.Option(metavar="LAB.toml", help="Let each live behind a line of its own, e.g. labs/home-80.toml (root)."),
+    ] = None,
+    lab_in_memory: Annotated[bool, typer.Option("--lab-in-memory", hidden=True)] = False,
     print_config: PrintConfig = False,
     trace: Trace = False,
 ) -> None:
     """Run a coordinator and its peers on this machine, each its own process, over the real transport."""
     from peers.cli import launch as command
 
-    options = command.LaunchOptions(peers, steps, dir, resume, verify, evaluate, device, print_config, trace)
+    options = command.LaunchOptions(
+        peers, steps, dir, resume, verify, evaluate, device, print_config, lab, lab_in_memory, trace
+    )
     raise typer.Exit(command.launch(run, options))
 
 

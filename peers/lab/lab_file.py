@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 
 from peers.addresses import parts
 from peers.config_file import read_toml
+from peers.lab.access import BYTES_PER_SECOND, Access
 from peers.lab.link_model import LinkModel
 from protocol.errors import ConfigError, UserError
 from protocol.section import Section, parse_section
@@ -35,8 +36,8 @@ Place = int | Literal["coordinator"]
 COORDINATOR: Literal["coordinator"] = "coordinator"
 NETWORK = "10.77"  # the first half of every address in a laboratory; the third number is the laboratory's
 MOST_HOMES = 240
+MEMORY_NAME = "peer-"  # and its number: what a peer is called that has no address but a name
 _FIRST_HOST = 10  # the last number of the first peer's address; the coordinator's is 1
-_BITS = 1e6 / 8  # bytes a second in a Mbit/s
 
 
 class Line(Section):
@@ -52,21 +53,15 @@ class Line(Section):
 class Home(Line):
     """Where a peer, or the coordinator, lives."""
 
-    buffer_kib: int = Field(512, ge=4, description="what can wait at each end of the line before packets are dropped")
+    buffer_kib: int = Field(1024, ge=4, description="what can wait at each end of the line before packets are dropped")
     nat: bool = Field(False, description="whether only who was called from here can send to here")
 
-    def up(self, seed: int) -> LinkModel:
-        """The way from the home to the hub."""
-        return self._model(self.up_mbit, seed)
-
-    def down(self, seed: int) -> LinkModel:
-        """The way from the hub to the home."""
-        return self._model(self.down_mbit, seed)
-
-    def _model(self, mbit: float, seed: int) -> LinkModel:
-        return LinkModel(
-            mbit * _BITS or None, self.delay_ms / 1e3, self.jitter_ms / 1e3, self.loss, self.buffer_kib * 1024, seed
-        )
+    def access(self, seed: int) -> Access:
+        """Its line, with nothing on it yet."""
+        both = [LinkModel(buffer_bytes=self.buffer_kib * 1024, seed=2 * seed + way) for way in (0, 1)]
+        access = Access(*both)
+        access.change({name: getattr(self, name) for name in Line.model_fields})
+        return access
 
 
 class Change(Line):
@@ -113,7 +108,7 @@ class LabFile(Section):
 
     def bytes_per_second(self, source: Place, destination: Place) -> float | None:
         """The most that gets from one home to another, IP headers included; None: no limit."""
-        rates = [mbit * _BITS for mbit in (self.at(source).up_mbit, self.at(destination).down_mbit) if mbit]
+        rates = [mbit * BYTES_PER_SECOND for mbit in (self.at(source).up_mbit, self.at(destination).down_mbit) if mbit]
         return min(rates, default=None)
 
 
@@ -133,12 +128,13 @@ def place_of(address: str) -> Place | None:
     """Whose multiaddress in a laboratory it is; None: nobody's. In memory: /memory/peer-N/..."""
     words = address.split("/")
     if words[1:2] == ["memory"]:
-        return COORDINATOR if words[2] == COORDINATOR else int(words[2].removeprefix("peer-"))
+        number = words[2].removeprefix(MEMORY_NAME)
+        return COORDINATOR if words[2] == COORDINATOR else int(number) if number.isdecimal() else None
     host = parts(address).get("ip4", "")
     if not host.startswith(f"{NETWORK}."):
         return None
-    number = int(host.rsplit(".", 1)[1])
-    return COORDINATOR if number == 1 else number - _FIRST_HOST
+    last = int(host.rsplit(".", 1)[1])
+    return COORDINATOR if last == 1 else last - _FIRST_HOST
 
 
 def parse_place(text: str) -> Place:

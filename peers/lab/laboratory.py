@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from peers.lab import namespaces
+from peers.lab.device import largest_bundle
 from peers.lab.forwarder import CONTROL
 from peers.lab.lab_file import COORDINATOR, MOST_HOMES, LabFile, Place, address_at, places
 from protocol.errors import RunFailed, UserError
@@ -55,7 +56,7 @@ class Laboratory:
         self._held = namespaces.Number()
         self.number = self._held.value
         try:
-            namespaces.make(self.number, list(places(self.homes)))
+            namespaces.make(self.number, list(places(self.homes)), largest_bundle(self.lab, self.homes))
             self._start_hub(self._held.folder)
         except BaseException:
             self.close()

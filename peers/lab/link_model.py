@@ -73,11 +73,15 @@ class LinkModel:
             now: when the last of them is here.
             since: when the first of them was here (None: `now`).
         """
-        counters = self.counters
-        left = self._leave(size, now, now if since is None else since)
-        if left is None:
-            counters.dropped += 1
-            return None
+        counters, rate, left = self.counters, self.bytes_per_second, now
+        if rate:
+            if self.buffer_bytes is not None and (self.busy_until - now) * rate + size > self.buffer_bytes:
+                counters.dropped += 1
+                return None
+            took = size / rate
+            left = max(now, max(now if since is None else since, self.busy_until) + took)
+            self.busy_until = left
+            counters.busy_seconds += took
         counters.packets += 1
         counters.bytes += size
         if self.loss and self._random.random() < self.loss:
@@ -90,19 +94,6 @@ class LinkModel:
             arrival = self._last_arrival
         self._last_arrival = arrival
         return arrival
-
-    def _leave(self, size: int, now: float, since: float) -> float | None:
-        """Keep the line busy. Returns when the last byte has left, None if there was no room for them to wait."""
-        rate = self.bytes_per_second
-        if not rate:
-            return now
-        if self.buffer_bytes is not None and (self.busy_until - now) * rate + size > self.buffer_bytes:
-            return None
-        took = size / rate
-        start = since if since > self.busy_until else self.busy_until
-        self.busy_until = max(now, start + took)
-        self.counters.busy_seconds += took
-        return self.busy_until
 
     def _jitter(self, now: float) -> float:
         if now >= self._jitter_until:

@@ -106,6 +106,17 @@ def clean() -> list[int]:
     return cleaned
 
 
+def living() -> list[int]:
+    """The numbers of the laboratories that run."""
+    numbers = []
+    for number in sorted(int(path.stem) for path in FOLDER.glob("*.lock") if path.stem.isdecimal()):
+        if (file := _try_lock(number)) is None:
+            numbers.append(number)
+        else:  # dead; the next start removes it
+            os.close(file)
+    return numbers
+
+
 def _try_lock(number: int) -> int | None:
     path = FOLDER / f"{number}.lock"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -155,8 +166,11 @@ def _pids(namespace: str) -> set[int]:
     return {int(pid) for pid in listed.split()} - {os.getpid()}
 
 
-def make(number: int, places: Sequence[Place]) -> None:
+def make(number: int, places: Sequence[Place], bundle: int) -> None:
     """Make a namespace for each place, with its address on a TUN device that waits for the forwarder.
+
+    Args:
+        bundle: the most bytes that the device is handed in one; see `peers.lab.device`.
 
     Raises:
         RunFailed: the system refused.
@@ -169,7 +183,7 @@ def make(number: int, places: Sequence[Place]) -> None:
             f"tuntap add dev {DEVICE} mode tun\n"
             f"addr add {address_at(number, place)}/24 dev {DEVICE}\n"
             f"link set lo up\n"
-            f"link set {DEVICE} mtu {MTU_BYTES} txqueuelen 2000 up\n",
+            f"link set {DEVICE} mtu {MTU_BYTES} txqueuelen 2000 gso_max_size {bundle} up\n",
             name,
         )
         with inside(name):
