@@ -49,6 +49,7 @@ from peers.hivemind_node import (
 from peers.limits import Limits, check_outgoing
 from peers.link import CannotOpen, Stream
 from peers.links import Incoming, Links
+from peers.trace import NO_TRACE, Tracer
 from peers.transport import FrameReceived, FrameRefused, RecordGuard, TrafficCounters, TransportEvent, TransportLost
 from protocol.errors import BadFrame, NetworkError
 from protocol.frame import Frame, Kind
@@ -67,7 +68,7 @@ T = TypeVar("T")
 class HivemindTransport:
     """A `peers.transport.Transport` over one p2pd child process. Make it with `create`."""
 
-    def __init__(self, streams: int, record_guard: RecordGuard | None) -> None:
+    def __init__(self, streams: int, record_guard: RecordGuard | None, tracer: Tracer) -> None:
         self.peer_id = ""
         self.counters = TrafficCounters()
         self._streams = streams
@@ -76,7 +77,7 @@ class HivemindTransport:
         self._node: DHTNode | None = None
         self._limits = Limits()
         self._inbox: asyncio.Queue[TransportEvent] = asyncio.Queue(INBOX_EVENTS)
-        self._links = Links(self._open_streams, self._inbox.put, self.counters.sent)
+        self._links = Links(self._open_streams, self._inbox.put, self.counters.sent, tracer)
         self._incoming = Incoming(self._limits, self.counters)
         self._addresses: dict[str, list[Multiaddr]] = {}
         self._p2pd_end: asyncio.Task[str] | None = None
@@ -95,6 +96,7 @@ class HivemindTransport:
         no_listen: bool = False,
         record_guard: RecordGuard | None = None,
         streams: int = STREAMS,
+        tracer: Tracer = NO_TRACE,
     ) -> HivemindTransport:
         """Start p2pd and a DHT node in this loop, and meet the initial peers.
 
@@ -104,6 +106,7 @@ class HivemindTransport:
             no_listen: accept no connections; others call back over the ones this peer opens.
             record_guard: DHT records that it refuses are neither stored nor returned by this node.
             streams: how many streams carry one link.
+            tracer: gets a span for each tensor frame that is sent.
 
         Raises:
             UserError: a bad address, a taken port, an unusable identity file, or one in use by another peer.
@@ -111,7 +114,7 @@ class HivemindTransport:
         """
         quieten()
         met = [(parsed_id(checked_id(address)), address) for address in initial_peers]
-        self = cls(streams, record_guard)
+        self = cls(streams, record_guard, tracer)
         try:
             self._p2p = await start_own_p2pd(identity, met, listen, announce, no_listen)
             await self._start(met, no_listen)

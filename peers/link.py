@@ -26,10 +26,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from peers.link_meter import LinkMeter, Stamp
-from peers.segments import ACKNOWLEDGEMENT, PREFIX_BYTES, Cutter, Prefix, probe
+from peers.segments import ACKNOWLEDGEMENT, PREFIX_BYTES, Cutter, Segment, probe
+from peers.trace import NO_TRACE, Tracer, frame_name
 from peers.transport import LinkLost, LinkRestored, Traffic, TransportEvent
 from protocol.frame import Frame, Kind
 from protocol.link_measure import LinkMeasure
+from protocol.membership_events import short_peer
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ WARM_SECONDS = 30.0  # since the last tensor
 SILENCE_SECONDS = 30.0
 # Between this process and p2pd. A whole segment fits; more would be a queue that nothing overtakes.
 SOCKET_BYTES = 1 << 17
+
+_TENSORS = (Kind.FORWARD, Kind.BACKWARD)
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Emit = Callable[[TransportEvent], Awaitable[None]]
@@ -112,12 +116,14 @@ class Link:
         open_streams: Callable[[], Awaitable[Sequence[Stream]]],
         emit: Emit,
         sent: dict[Kind, Traffic],
+        tracer: Tracer = NO_TRACE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.peer = peer
         self.up = asyncio.Event()
         self.dropped = 0
         self._open_streams, self._emit, self._sent, self._clock = open_streams, emit, sent, clock
+        self._tracer, self._track = tracer, f"to {short_peer(peer)}"
         self._reported_lost = False
         self._closing = False
         self._wake = asyncio.Event()
@@ -141,7 +147,7 @@ class Link:
             self.dropped += 1
             if self.dropped % QUEUE_FRAMES == 1:
                 logger.warning("queue to %s is full (%d frames): dropped %d", self.peer, QUEUE_FRAMES, self.dropped)
-        self._cutter.put(frame)
+        self._cutter.put(frame, self._clock())
         self._written.clear()
         self._pump()
 
@@ -182,17 +188,20 @@ class Link:
             segment = self._cutter.next()
             if segment is None:
                 break
-            self._hand(*segment)
+            self._hand(segment)
         if not len(self._cutter) and len(self._idle) == len(self._lanes):
             self._written.set()
 
-    def _hand(self, prefix: Prefix, data: memoryview) -> None:
-        now, limited = self._clock(), not len(self._cutter)
+    def _hand(self, segment: Segment) -> None:
+        now, limited, header = self._clock(), not len(self._cutter), segment.prefix.header
         self._last_sent = now
-        if prefix.header.kind in (Kind.FORWARD, Kind.BACKWARD):
+        if header.kind in _TENSORS:
             self._last_tensor = now
-        self._sent[prefix.header.kind].count(int(prefix.offset == 0), PREFIX_BYTES, len(data))
-        self._idle.popleft().give(prefix.pack(), data, self._meter.sent(now, PREFIX_BYTES + len(data), limited))
+            if segment.last:
+                self._tracer.span(self._track, frame_name(header), segment.put_at, now)
+        self._sent[header.kind].count(int(segment.prefix.offset == 0), PREFIX_BYTES, len(segment.data))
+        stamp = self._meter.sent(now, PREFIX_BYTES + len(segment.data), limited)
+        self._idle.popleft().give(segment.prefix.pack(), segment.data, stamp)
 
     # Life
 
@@ -255,7 +264,7 @@ class Link:
             if unanswered and now - min(unanswered) > SILENCE_SECONDS:
                 return f"the peer acknowledged nothing for {SILENCE_SECONDS:.0f} s"
             if self._idle and not len(self._cutter) and now - self._last_sent >= 0.9 * wait:
-                self._hand(probe(self._cutter.link), memoryview(b""))
+                self._hand(probe(self._cutter.link))
 
     async def _report_lost(self, reason: str) -> None:
         if not self._reported_lost:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from peers.limits import Limits
 from peers.link import Emit, Link, Stream
 from peers.segments import ACKNOWLEDGEMENT, PREFIX_BYTES, PROBE, Joiner, Prefix
+from peers.trace import NO_TRACE, Tracer
 from peers.transport import Traffic, TrafficCounters
 from protocol.errors import BadFrame
 from protocol.frame import Frame, Kind
@@ -27,8 +28,10 @@ class Links:
         open_streams: Callable[[str], Awaitable[Sequence[Stream]]],
         emit: Emit,
         sent: dict[Kind, Traffic],
+        tracer: Tracer = NO_TRACE,
     ) -> None:
         self._open_streams = open_streams
+        self._tracer = tracer
         self._emit = emit
         self._sent = sent
         self._links: dict[str, Link] = {}
@@ -41,7 +44,7 @@ class Links:
     def to(self, peer: str) -> Link:
         """The link to `peer`, made if there is none."""
         if peer not in self._links:
-            self._links[peer] = Link(peer, lambda: self._open_streams(peer), self._emit, self._sent)
+            self._links[peer] = Link(peer, lambda: self._open_streams(peer), self._emit, self._sent, self._tracer)
         return self._links[peer]
 
     def measures(self) -> dict[str, LinkMeasure]:

@@ -70,9 +70,19 @@ class Prefix:
         return prefix
 
 
-def probe(link: int) -> Prefix:
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a frame that was put into the cutter at `put_at`; `last`: nothing of the frame is left."""
+
+    prefix: Prefix
+    data: memoryview
+    put_at: float
+    last: bool
+
+
+def probe(link: int, now: float = 0.0) -> Segment:
     """A segment that asks for nothing but its acknowledgement."""
-    return Prefix(link, PROBE, 0, Header(Kind.CONTROL, 0))
+    return Segment(Prefix(link, PROBE, 0, Header(Kind.CONTROL, 0)), memoryview(b""), now, last=True)
 
 
 @dataclass(slots=True)
@@ -80,7 +90,9 @@ class Cutter:
     """The frames of a link that wait, and the next segment of them. `link`: the link's number."""
 
     link: int
-    _waiting: dict[Kind, deque[Frame]] = field(default_factory=lambda: {kind: deque() for kind in _URGENCY})
+    _waiting: dict[Kind, deque[tuple[Frame, float]]] = field(
+        default_factory=lambda: {kind: deque() for kind in _URGENCY}
+    )
     _cut: dict[Kind, tuple[int, int]] = field(default_factory=dict)  # number and offset of a frame that is begun
     _next_number: int = 0
 
@@ -88,9 +100,9 @@ class Cutter:
         """Frames that wait, or are not wholly cut."""
         return sum(map(len, self._waiting.values()))
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: Frame, now: float = 0.0) -> None:
         """Let `frame` wait, behind those of its kind."""
-        self._waiting[frame.header.kind].append(frame)
+        self._waiting[frame.header.kind].append((frame, now))
 
     def drop_oldest(self) -> bool:
         """Drop the frame that waits longest of the least urgent kind; one that is begun stays. False: there is none."""
@@ -101,20 +113,21 @@ class Cutter:
                 return True
         return False
 
-    def next(self) -> tuple[Prefix, memoryview] | None:
-        """The next segment, and its data; None: nothing waits."""
+    def next(self) -> Segment | None:
+        """The next segment; None: nothing waits."""
         kind = next((kind for kind in _URGENCY if self._waiting[kind]), None)
         if kind is None:
             return None
-        frame = self._waiting[kind][0]
+        frame, put_at = self._waiting[kind][0]
         number, offset = self._cut.pop(kind) if kind in self._cut else (self._take_number(), 0)
         prefix = Prefix(self.link, number, offset, frame.header)
         end = offset + prefix.data_bytes
-        if end < frame.header.length:
-            self._cut[kind] = (number, end)
-        else:
+        last = end >= frame.header.length
+        if last:
             self._waiting[kind].popleft()
-        return prefix, memoryview(frame.payload)[offset:end]
+        else:
+            self._cut[kind] = (number, end)
+        return Segment(prefix, memoryview(frame.payload)[offset:end], put_at, last)
 
     def restart(self, link: int) -> None:
         """The streams are new: the link has another number, and the frames that were begun are dropped."""

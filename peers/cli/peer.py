@@ -21,7 +21,7 @@ from peers.cli.common import (
 from peers.faults import Fault
 from peers.leftovers import FolderLock
 from peers.peer_options import PeerOptions
-from peers.trace import StepTracer
+from peers.trace import NO_TRACE, StepTracer
 from protocol.errors import IsthmusError, UserError
 from protocol.invite import Invite
 from protocol.records import is_coordinators
@@ -96,6 +96,7 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
         initial_peers=invite.addresses,
         no_listen=options.no_listen,
         record_guard=lambda key, record, expires: is_coordinators(key, record, expires, invite.coordinator_key),
+        tracer=own.tracer or NO_TRACE,
     )
     try:
         lock.record(transport.daemon_pid, transport.sockets())

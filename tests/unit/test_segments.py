@@ -18,7 +18,7 @@ def frame(kind: Kind, size: int, step: int = 0) -> Frame:
 def cut(cutter: Cutter) -> list[tuple[Prefix, bytes]]:
     pieces = []
     while (piece := cutter.next()) is not None:
-        pieces.append((piece[0], bytes(piece[1])))
+        pieces.append((piece.prefix, bytes(piece.data)))
     return pieces
 
 
@@ -42,9 +42,9 @@ def test_the_urgent_overtakes_what_is_begun() -> None:
     cutter = Cutter(1)
     for kind in (Kind.CHUNK, Kind.FORWARD):
         cutter.put(frame(kind, 3 * SEGMENT_BYTES))
-    kinds = [cutter.next()[0].header.kind]  # type: ignore[index]
+    kinds = [cutter.next().prefix.header.kind]  # type: ignore[union-attr]
     cutter.put(frame(Kind.BACKWARD, 2 * SEGMENT_BYTES))
-    kinds.append(cutter.next()[0].header.kind)  # type: ignore[index]
+    kinds.append(cutter.next().prefix.header.kind)  # type: ignore[union-attr]
     cutter.put(frame(Kind.CONTROL, 10))
     kinds += [prefix.header.kind for prefix, _ in cut(cutter)]
     expected = [Kind.FORWARD, Kind.BACKWARD, Kind.CONTROL, Kind.BACKWARD] + 2 * [Kind.FORWARD] + 3 * [Kind.CHUNK]
@@ -72,8 +72,9 @@ def test_the_oldest_of_the_least_urgent_is_dropped_but_not_what_is_begun() -> No
 
 
 def test_a_probe_has_no_data() -> None:
-    prefix = Prefix.unpack(probe(3).pack())
-    assert (prefix.link, prefix.data_bytes, len(probe(3).pack())) == (3, 0, PREFIX_BYTES)
+    raw = probe(3).prefix.pack()
+    prefix = Prefix.unpack(raw)
+    assert (prefix.link, prefix.data_bytes, len(raw)) == (3, 0, PREFIX_BYTES)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(1, 10), (SEGMENT_BYTES, SEGMENT_BYTES), (SEGMENT_BYTES, 0)])
