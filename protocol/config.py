@@ -1,8 +1,8 @@
 """The configuration of a run: one frozen, typed object. Every field says what it is; every rule is checked here.
 
 Everything in it must be the same on every peer, so it is part of the signed manifest. What is one machine's own
-affair (device, folders, ports) is not here; those are options of the commands. The section on data has a file of its
-own, `data_config.py`.
+affair (device, folders, ports) is not here; those are options of the commands. The sections on data and on the boundary
+have files of their own, `data_config.py` and `boundary_config.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from protocol import strict_json
+from protocol.boundary_config import BoundaryConfig
 from protocol.data_config import DataConfig
 from protocol.section import Section, parse_section
 from protocol.task import IMAGE_SOURCES, Task, task_of
@@ -57,96 +58,6 @@ class ModelConfig(Section):
         return self.family == "decoder"
 
 
-CodecName = Literal["float32", "bfloat16", "int8", "int6", "int4", "int3", "int2", "topk"]
-
-
-class BoundaryConfig(Section):
-    """What crosses between two stages."""
-
-    form: Literal["bottleneck", "projected", "reparam", "none"] = Field(
-        "bottleneck",
-        description="bottleneck: stages full-rank, the boundary narrows; projected: full-size output matrices kept "
-        "inside span(U); reparam: output matrices U @ Z; none: dense",
-    )
-    rank: int = Field(8, ge=1, description="k: numbers per token that cross (unused by form none)")
-    basis: Literal["random", "file", "moving"] = Field(
-        "random", description="random: U from the seed; file: given; moving: from the seed, then toward the gradients"
-    )
-    basis_path: str | None = Field(None, description="safetensors or npy file with U, d x k, for basis file")
-    move_every: int = Field(100, ge=2, description="steps between two moves of a moving basis")
-    move_rate: float = Field(0.1, gt=0, le=1, description="how far a basis moves: the tangent of its largest angle")
-    scaled_basis: bool = Field(
-        False,
-        description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
-    )
-    codec: CodecName = Field(
-        "int4",
-        description="what each coordinate is on the wire; int*: quantised, rounded to nearest; topk: a baseline",
-    )
-    gradient_codec: CodecName | None = Field(
-        None, description="the same for gradients, where int* rounds at random and without bias; none: as codec"
-    )
-    block: int = Field(64, ge=1, description="most numbers of a token that share a scale, in int* codecs")
-    scale: Literal["bfloat16", "float8"] = Field(
-        "float8",
-        description="scales of int* codecs: bfloat16; float8: 5 bits of exponent, 3 of mantissa, no sign, in units of "
-        "a power of two a tensor",
-    )
-    levels: Literal["uniform", "normal"] = Field(
-        "normal", description="levels of int4, int3 and int2: normal: for Gaussian numbers; uniform: equally spaced"
-    )
-    rotation: Literal["none", "hadamard", "orthogonal"] = Field(
-        "none", description="seeded rotation of each token's numbers before an int* codec, undone after it"
-    )
-    lossless: Literal["none", "zstd"] = Field("none", description="last stage of every codec: zstd at level 1, or none")
-    keep: float = Field(1 / 16, gt=0, le=1, description="fraction of a token's numbers that topk sends")
-    fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
-    stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")
-    stage_embedding: Literal["table", "low_rank", "bigram"] = Field(
-        "table", description="table: a row per id; low_rank: a short row, widened; bigram: a row per hashed pair of ids"
-    )
-    stage_embedding_size: int = Field(
-        64, ge=1, le=1 << 24, description="numbers in a short row (low_rank), or rows in all (bigram); unused by table"
-    )
-
-    @model_validator(mode="after")
-    def _stage_embedding_fits(self) -> BoundaryConfig:
-        low_rank = self.stage_embeddings and self.stage_embedding == "low_rank"
-        if low_rank and (self.form == "projected" or self.basis == "moving"):
-            raise ValueError(
-                'expected stage_embedding = "table" or "bigram" with form = "projected" or basis = "moving", whose '
-                'rows lie in span(U), got "low_rank": set form = "reparam" and basis = "random" for a confined stream'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _codecs_fit(self) -> BoundaryConfig:
-        names = {self.codec, self.gradient_codec or self.codec}
-        if self.rotation != "none" and not any(name.startswith("int") for name in names):
-            raise ValueError(
-                f"expected an int* codec with rotation = {self.rotation!r}, got {' and '.join(sorted(names))}: set "
-                f'codec or gradient_codec to one, or rotation = "none"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _basis_fits(self) -> BoundaryConfig:
-        if self.basis == "file" and self.basis_path is None:
-            raise ValueError('expected a basis_path for basis = "file", got none: add basis_path = "FILE"')
-        if self.basis != "file" and self.basis_path is not None:
-            raise ValueError(f'expected basis_path only with basis = "file", got it with basis = "{self.basis}"')
-        if self.scaled_basis and self.form == "none":
-            raise ValueError('expected scaled_basis = false with form = "none", which has no basis, got true')
-        if self.basis != "random" and self.form == "none":
-            raise ValueError(f'expected basis = "random" with form = "none", which has no basis, got "{self.basis}"')
-        if self.basis == "moving" and self.form not in ("projected", "reparam"):
-            raise ValueError(
-                f'expected form = "projected" or "reparam" for basis = "moving", got "{self.form}": only what is '
-                'confined to a basis can follow it; set basis = "random"'
-            )
-        return self
-
-
 class TrainConfig(Section):
     """The optimisation: Muon or AdamW, linear warm-up, cosine decay, gradients clipped per stage."""
 
@@ -180,7 +91,15 @@ class PipelineConfig(Section):
     """How the model is cut and how many microbatches are under way."""
 
     stages: int = Field(4, ge=1, le=255, description="S: stages; divides layers")
-    window: int = Field(6, ge=1, description="W: microbatches in flight below each stage; bounds memory")
+    schedule: Literal["1f1b", "gpipe"] = Field(
+        "1f1b", description="1f1b: backward before forward; gpipe: all forwards of a step first, all kept in memory"
+    )
+    window: int = Field(16, ge=1, description="W: 1f1b: most microbatches in flight at a stage; bounds memory")
+    credits: Literal["measured", "fixed"] = Field(
+        "measured",
+        description="how many of the window a stage uses: measured: as many as its links and the stages below keep "
+        "busy; fixed: all",
+    )
     recompute: bool = Field(False, description="recompute a stage's forward in its backward instead of keeping it")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.blob import Blob, BlobKey, Offer
@@ -40,6 +40,9 @@ class Compute:
     RESET       microbatches to drop; None: all of the step    nothing
     STATE       nothing                                        the `Blob` of the state after `step`
     LOAD        the `Blob`                                     the hash of the weights
+
+    Attributes:
+        receiver: who gets what F or B makes, by the view at its start; "": nobody.
     """
 
     step: int
@@ -47,6 +50,7 @@ class Compute:
     payload: Payload = None
     codec: int = 0
     sender: str = ""
+    receiver: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +167,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class StepApplied:
-    """The stage has applied `step`. `last` if the view ends here."""
+    """The stage has applied `step`. `last` if the view ends here.
+
+    Attributes:
+        most_in_flight: microbatches of it whose activations were kept here at a time.
+    """
 
     step: int
     last: bool
+    most_in_flight: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,13 @@ class ViewChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CreditsChanged:
+    """`protocol.credits` has measured that so many microbatches in flight keep the pipeline full."""
+
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stalled:
     """Nothing came for a long time, or (with `peer`) the link to that peer was lost and is back."""
 
@@ -155,5 +162,6 @@ Event = (
     | Computed
     | Spoiled
     | ViewChanged
+    | CreditsChanged
     | Stalled
 )

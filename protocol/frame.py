@@ -86,6 +86,14 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class Coded:
+    """A tensor frame's payload, and the tag of the codec that made it: sent again, it is still what it was."""
+
+    codec: int
+    payload: Buffer
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """A header and its payload of `header.length` bytes."""
 

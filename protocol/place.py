@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from protocol.blob import BlobKey
 from protocol.route import holders, routes
 from protocol.view import View
+from protocol.work import Schedule
 
 MOST_ROUTES = 64  # remembered: of three stages and a few steps
 
@@ -18,15 +19,17 @@ class Rules:
 
     Attributes:
         microbatches: how many a step has.
-        window: most microbatches in flight at a stage.
+        window: most microbatches in flight at a stage, whatever its credits.
         blob_bytes: the exact size of a blob.
         copies: how many peers of other stages keep the state after a step; 0 where it is not kept.
+        schedule: the order of a step's work.
     """
 
     microbatches: Callable[[int], int]
     window: int
     blob_bytes: Callable[[BlobKey], int]
     copies: Callable[[int], int]
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ the stream is held in coordinates, else d):
 
 Bytes: weights and gradients in their type; in float32 both moments, and the sum, a part and the total that replicas
 exchange; the float32 copy that bfloat16 is updated in; the frozen embedding; and what a forward leaves for its
-backward, about 10 d + 3 h numbers a position and layer, for each microbatch in the window, or for one if it is computed
+backward, about 10 d + 3 h numbers a position and layer, for each microbatch in flight, or for one if it is computed
 again.
 """
 
@@ -94,7 +94,8 @@ def _memory(config: RunConfig, stage: int) -> int:
     size = 4 if model.dtype == "float32" else 2
     a_number = 2 * size + 5 * 4 + (4 if size == 2 else 0)
     frozen = config.task.rows * model.dim * 4 if config.boundary.fixed_embedding else 0
-    in_flight = 1 if config.pipeline.recompute else min(config.pipeline.window, train.microbatches)
+    most = min(config.pipeline.window, train.microbatches) if config.pipeline.schedule == "1f1b" else train.microbatches
+    in_flight = 1 if config.pipeline.recompute else most
     kept = in_flight * config.tokens_per_microbatch * _layers(config) * (10 * model.dim + 3 * model.hidden) * size
     logits = config.tokens_per_microbatch * config.task.outputs * 8 if _is_last(config, stage) else 0
     return parameters(config, stage) * a_number + frozen + kept + logits

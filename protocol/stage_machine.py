@@ -32,6 +32,7 @@ from protocol.events import (
     ChunkArrived,
     ChunkAsked,
     Computed,
+    CreditsChanged,
     Event,
     Offered,
     Spoiled,
@@ -97,6 +98,11 @@ class StageMachine:
         return self.view is not None and not self.lacking and self.applied >= self.view.last_step
 
     @property
+    def most_in_flight(self) -> int:
+        """Of the step under way: the most microbatches whose activations were kept at a time."""
+        return self._flow.most_in_flight
+
+    @property
     def kept(self) -> dict[str, int]:
         """How much is kept, for those who watch that it stays bounded."""
         return {"tensors": len(self._flow), "blobs": len(self._exchange), "early": len(self._early)}
@@ -152,6 +158,9 @@ class StageMachine:
                 return self._spoiled(event)
             case ViewChanged(view):
                 return self._view_changed(view)
+            case CreditsChanged(credits):
+                self._flow.credits_changed(credits)
+                return []
             case Stalled(peer):
                 return self._stalled(peer)
 
@@ -248,11 +257,12 @@ class StageMachine:
 
     def _step_applied(self, event: Computed) -> list[Effect]:
         self._place.applied += 1
+        most_in_flight = self._flow.most_in_flight
         self._flow.end()
         effects = self._replication.applied(event.payload)
         self._states.applied()
         self._begin_step()
-        return [StepApplied(self.applied, self.finished), *effects, *self._replay_early()]
+        return [StepApplied(self.applied, self.finished, most_in_flight), *effects, *self._replay_early()]
 
     def _spoiled(self, event: Spoiled) -> list[Effect]:
         void, self._void, self._running = self._void, False, None

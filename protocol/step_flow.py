@@ -30,6 +30,8 @@ class StepFlow:
         self._dropped: set[int] = set()
         self._used: set[tuple[int, str]] = set()
         self._restart = False
+        self._credits = place.rules.window
+        self.most_in_flight = 0  # of the step under way
 
     def __len__(self) -> int:
         """Payloads that are kept."""
@@ -41,6 +43,7 @@ class StepFlow:
         """The next step begins."""
         step, place = self._place.applied + 1, self._place
         self.state = StepState(step, place.routed(step), place.stage == 0, place.stage == place.last_stage)
+        self.most_in_flight = 0
 
     def end(self) -> None:
         """The step is applied."""
@@ -108,6 +111,10 @@ class StepFlow:
             self._used.add((event.microbatch, event.peer))
         return []
 
+    def credits_changed(self, credits: int) -> None:
+        """So many microbatches may be in flight, within the window; what is in flight beyond them goes on."""
+        self._credits = max(1, min(credits, self._place.rules.window))
+
     def void(self, action: Action) -> None:
         """It has ended, but its microbatch is routed elsewhere now: its activations are not needed."""
         if action.verb is Verb.FORWARD:
@@ -128,14 +135,17 @@ class StepFlow:
             self._restart = False
             self._dropped.clear()
             return Compute(self.state.step, RESET, payload)
-        action = self.state.next_action(self._place.rules.window)
+        action = self.state.next_action(self._credits, self._place.rules.schedule)
         if action is None:
             return None
         forward = action.verb is Verb.FORWARD
         self.state.move(action.microbatch, Signal.START_F if forward else Signal.START_B)
         kind = Kind.FORWARD if forward else Kind.BACKWARD
+        self.most_in_flight = max(self.most_in_flight, self.state.in_flight())
         payload, codec, sender = self._inputs.pop((kind, action.microbatch), (None, 0, ""))
-        return Compute(self.state.step, action, payload, codec, sender)
+        stage = self._place.stage + (1 if forward else -1)
+        receiver = self._place.server(stage, self.state.step, action.microbatch) or ""
+        return Compute(self.state.step, action, payload, codec, sender, receiver)
 
     # Asking and sending again
 

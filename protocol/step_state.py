@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
-from protocol.work import Action, Verb
+from protocol.work import Action, Schedule, Verb
 
 
 class Phase(Enum):
@@ -111,18 +111,29 @@ class StepState:
         held = (Phase.FORWARDING, Phase.FORWARDED, Phase.READY_B, Phase.BACKWARD)
         return sum(phase in held for phase in self._phases.values())
 
-    def next_action(self, window: int) -> Action | None:
-        """The work order of `protocol.work`, with at most `window` microbatches in flight; None also when all is done.
+    def next_action(self, credits: int, schedule: Schedule = Schedule.ONE_F_ONE_B) -> Action | None:
+        """The work order of `protocol.work`, with at most `credits` microbatches in flight; None also when all is done.
 
-        The oldest microbatch goes forward even over the window: later ones may fill the window while it is late,
-        and none of those can end before it.
+        Under gpipe all of them are in flight, whatever the credits.
         """
         oldest = next((m for m, phase in self._phases.items() if phase is not Phase.DONE), None)
         if oldest is None:
             return None
-        if self._phases[oldest] is Phase.READY_B:
-            return Action(Verb.BACKWARD, oldest)
-        if self._phases[oldest] is not Phase.READY_F and self.in_flight() >= window:
-            return None
         ready = next((m for m, phase in self._phases.items() if phase is Phase.READY_F), None)
-        return None if ready is None else Action(Verb.FORWARD, ready)
+        if schedule is Schedule.GPIPE:
+            forward, backward = ready, not self._forwards_left()
+        else:
+            forward, backward = self._with_credit(ready, oldest, credits), True
+        if backward and self._phases[oldest] is Phase.READY_B:
+            return Action(Verb.BACKWARD, oldest)
+        return None if forward is None else Action(Verb.FORWARD, forward)
+
+    def _with_credit(self, ready: int | None, oldest: int, credits: int) -> int | None:
+        """The oldest microbatch goes forward even without: later ones may use up the credits while it is late, and none
+        of those can end before it.
+        """
+        return ready if ready == oldest or self.in_flight() < credits else None
+
+    def _forwards_left(self) -> bool:
+        """Whether some microbatch has not been forward; one that a view adds late makes the backwards wait again."""
+        return any(phase in (Phase.WAITING, Phase.READY_F, Phase.FORWARDING) for phase in self._phases.values())

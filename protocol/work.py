@@ -10,7 +10,8 @@
     STATE     hand out the stage's state, for a newcomer or to be kept
     LOAD      begin from such a state
 
-The order: backward before forward, oldest microbatch first. Backwards run strictly in microbatch order: gradients
+The order (1f1b): backward before forward, oldest microbatch first. The other schedule, gpipe, is there to compare
+with: all forwards of a step before its first backward. In both, backwards run strictly in microbatch order: gradients
 are then summed in the same order in every run, whatever order they arrived in, so a run repeats to the last bit.
 """
 
@@ -33,6 +34,13 @@ class Verb(StrEnum):
     RESET = "RESET"
     STATE = "STATE"
     LOAD = "LOAD"
+
+
+class Schedule(StrEnum):
+    """In which order the forwards and backwards of a step are done."""
+
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,18 +33,21 @@ from protocol.messages import chunk_event, to_event, to_frame
 from protocol.place import Rules
 from protocol.stage_machine import StageMachine
 from protocol.view import Replica, View
-from protocol.work import Verb
+from protocol.work import Schedule, Verb
 
 SIZE = 600  # bytes of every blob
 SPOKEN = SendOffer | AskChunk | SendChunk | SendTaken | SendUsed | SendWant | WantBlob | SendGone
 
 
 def rules(
-    microbatches: int | Callable[[int], int] = 2, window: int = 4, copies: Callable[[int], int] = lambda step: 0
+    microbatches: int | Callable[[int], int] = 2,
+    window: int = 4,
+    copies: Callable[[int], int] = lambda step: 0,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
 ) -> Rules:
     """A run's rules."""
     count = microbatches if callable(microbatches) else lambda step: microbatches
-    return Rules(count, window, lambda key: SIZE, copies)
+    return Rules(count, window, lambda key: SIZE, copies, schedule)
 
 
 def pad(value: Any) -> bytes:

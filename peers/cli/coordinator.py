@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peers.cli.common import INTERRUPTED, console, on_interrupt, say, set_up_logging, watch_parent
 from peers.cli.coordinator_network import Opened, StartOptions, listened, open_transport
@@ -21,6 +22,9 @@ from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.invite import Invite
 from protocol.membership_events import End
+
+if TYPE_CHECKING:
+    from peers.floor_meter import Premises
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +117,7 @@ async def coordinate(
             opened.resumed,
             options.wait_for,
             not options.no_newcomers,
+            premises=_premises(options),
         )
         interrupted = asyncio.Event()
 
@@ -133,6 +138,17 @@ async def coordinate(
         screen.close()
         await transport.close()
     return _conclude(opened, end, screen, interrupted.is_set())
+
+
+def _premises(options: StartOptions) -> Premises:
+    """What is known beforehand of the peers' machine and lines."""
+    from peers.floor_meter import Premises
+
+    if options.lab is None:
+        return Premises(options.shared_cores)
+    from peers.lab_lines import declared_lines
+
+    return Premises(options.shared_cores, declared_lines(options.lab))
 
 
 def _print_invite(folder: RunFolder, invite: Invite) -> None:

@@ -16,7 +16,7 @@ from peers.cli.common import console, say
 from peers.cli.coordinator import choose
 from peers.cli.coordinator_network import StartOptions
 from peers.config_file import format_config
-from peers.files import write_json
+from peers.files import write_bytes, write_json
 from peers.lab.lab_file import LabFile, read_lab
 from peers.lab.laboratory import Laboratory
 from peers.lab.meeting import check_meeting
@@ -43,6 +43,7 @@ class LaunchOptions:
     print_config: bool
     lab: Path | None = None
     lab_in_memory: bool = False
+    trace: bool = False
 
 
 def launch(run: Path | None, options: LaunchOptions) -> int:
@@ -59,9 +60,13 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
     if not resumed:
         folder.refuse_existing()
     gradients = folder.root / "gradients"
+    for old in _traces(folder):
+        old.unlink()
     try:
         kept = gradients if options.verify else None
         code = _run(run, config, folder, options, peers, lab, kept)
+        if options.trace:
+            _merge_traces(folder)
         if code == 0 and options.evaluate:
             _evaluate(folder)
         return _verify(folder, gradients) if code == 0 and options.verify else code
@@ -101,7 +106,7 @@ def _run(
         swarm = Swarm(folder, say, spare=peers > config.pipeline.stages, lab=opened)
         resumed = options.resume is not None
         of_coordinator = _coordinator_arguments(run, folder, options.steps, resumed, peers, options.lab)
-        return swarm.run(of_coordinator, peers, _peer_arguments(peers, options.device, gradients))
+        return swarm.run(of_coordinator, peers, _peer_arguments(peers, options.device, gradients, options.trace))
 
 
 def _in_memory(
@@ -115,7 +120,19 @@ def _in_memory(
     from peers.cli.launch_in_memory import InMemory, launch_in_memory
 
     start = StartOptions(
-        options.steps, folder.root, options.resume, peers, True, None, None, None, False, False, None, options.lab
+        options.steps,
+        folder.root,
+        options.resume,
+        wait_for=peers,
+        no_newcomers=True,
+        host=None,
+        port=None,
+        announce=None,
+        print_config=False,
+        verbose=False,
+        with_parent=None,
+        shared_cores=os.cpu_count() or 1,
+        lab=options.lab,
     )
     what = InMemory(lab, peers, _threads(peers), options.device, gradients)
     return launch_in_memory(config, folder, start, what)
@@ -133,6 +150,11 @@ def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:
             f"expected --peers {stages} for --verify, one for each stage, got {peers}: replicas add their gradients up "
             "in another order than one process, so that only their losses can be compared"
         )
+    if verify and config.boundary.rates == "adaptive":
+        raise UserError(
+            'expected --verify on a run with rates = "fixed", got "adaptive": how a link rounds then follows from its '
+            "speed, and one process cannot round alike; leave --verify out, or set boundary.rates"
+        )
     if verify and resumed:
         raise UserError("expected --verify on a new run: the reference starts from the initial weights")
 
@@ -144,15 +166,31 @@ def _coordinator_arguments(
     arguments += ["--resume" if resumed else "--dir", str(folder.root)]
     arguments += ["--lab", str(lab)] if lab else []
     # All peers there will ever be are started here, so nobody would come to a stage that has lost its last one.
-    arguments += ["--wait-for", str(peers), "--no-newcomers"]
+    arguments += ["--wait-for", str(peers), "--no-newcomers", "--shared-cores", str(os.cpu_count() or 1)]
     return arguments + (["--steps", str(steps)] if steps else [])
 
 
-def _peer_arguments(peers: int, device: str, gradients: Path | None) -> list[str]:
+def _peer_arguments(peers: int, device: str, gradients: Path | None, trace: bool) -> list[str]:
     arguments = ["--verbose", "--device", device, "--threads", str(_threads(peers))]
     if gradients is not None:
         arguments += ["--keep-gradients", str(gradients)]
-    return arguments
+    return [*arguments, "--trace"] if trace else arguments
+
+
+def _merge_traces(folder: RunFolder) -> None:
+    """One trace of all peers, in the run's folder."""
+    from peers.trace import merge, read_trace
+
+    files = _traces(folder)
+    if not files:
+        say("  trace     none: no peer wrote one")
+        return
+    write_bytes(folder.trace, json.dumps(merge(map(read_trace, files))).encode())
+    say(f"  trace     {folder.trace} (open it at ui.perfetto.dev, or draw it with scripts/draw_trace)")
+
+
+def _traces(folder: RunFolder) -> list[Path]:
+    return [path for peer in folder.peers() if (path := peer / "trace.json").exists()]
 
 
 def _threads(peers: int) -> int:

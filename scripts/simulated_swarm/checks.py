@@ -49,6 +49,9 @@ class Checks:
         most = run.microbatches + (run.move_every > 0)
         peers = len(self._swarm.peers)
         limits = {"tensors": 8 * most, "blobs": KEPT_BLOBS + 2 * peers, "early": (2 * most + 16) * (peers + 4)}
+        in_flight = most if self._scenario.gpipe else self._scenario.window + 1
+        said = f"{host.peer.name} has {machine.most_in_flight} microbatches in flight, at most {in_flight}"
+        self.check(machine.most_in_flight <= in_flight, said)
         for name, kept in machine.kept.items():
             self.check(kept <= limits[name], f"{host.peer.name} keeps {kept} {name}, at most {limits[name]}")
         after = machine.view

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from protocol.blob import Blob, BlobKey, BlobKind, Meta
+from protocol.credits import CreditMeter
 from protocol.effects import (
     Accuse,
     AskChunk,
@@ -39,6 +40,7 @@ from protocol.events import (
     ChunkArrived,
     ChunkAsked,
     Computed,
+    CreditsChanged,
     Event,
     Offered,
     Spoiled,
@@ -53,7 +55,7 @@ from protocol.place import Rules
 from protocol.stage_machine import StageMachine
 from protocol.stall import StallTimer
 from protocol.view import View
-from protocol.work import Verb
+from protocol.work import Schedule, Verb
 from simulated_swarm.toy_model import GARBAGE, Garbage, ToyStage, ToyState, added, pack, unpack
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class Host:
         self.machine = StageMachine(peer.name, rules_of(peer), start, lacking=state is None)
         self.stall = StallTimer(STALL_SECONDS, self._swarm.clock.now)
         self.computing: Compute | None = None
+        self._credits = CreditMeter(self._world.window)
         self.rerouted = 0  # the step that was under way when the newest view came
         self.done = 0
         self.seconds: list[float] = []
@@ -112,6 +115,10 @@ class Host:
         before = self.machine.view
         if isinstance(event, ViewChanged):
             self.rerouted = self.machine.applied + 1
+        credits = self._credits.note(event, self.machine.applied + 1, self._swarm.clock.now)
+        if credits is not None and self._world.measured:
+            self._swarm.counts["credits below the window"] += credits < self._world.window
+            self.feed(CreditsChanged(credits))
         try:
             effects = self.machine.handle(event)
         except Exception as error:
@@ -321,6 +328,7 @@ def rules_of(peer: Peer) -> Rules:
         world.window,
         lambda key: run.state_bytes if key.kind is BlobKind.STATE else 24,
         lambda step: 0 if step % world.checkpoint_every else world.copies,
+        Schedule.GPIPE if world.gpipe else Schedule.ONE_F_ONE_B,
     )
 
 

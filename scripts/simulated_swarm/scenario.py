@@ -56,6 +56,7 @@ class Scenario:
         checkpoint_every: steps; `copies`: at how many other peers; `keep`: of how many a disk keeps those.
         joins: seconds after the start at which further peers come.
         bad: a peer sends garbage now and then.
+        gpipe: all forwards of a step before its first backward; measured: of the credits, what was measured counts.
     """
 
     seed: int
@@ -78,6 +79,8 @@ class Scenario:
     joins: tuple[float, ...] = ()
     faults: tuple[PlannedFault, ...] = field(default=())
     bad: bool = False
+    gpipe: bool = False
+    measured: bool = True
 
     @classmethod
     def drawn(cls, seed: int) -> Scenario:
@@ -109,6 +112,8 @@ class Scenario:
             joins=tuple(sorted(rng.uniform(1, 60) for _ in range(rng.choice([0, 0, 1, 2])))),
             faults=_faults(rng, steps, replicas),
             bad=rng.random() < 0.05,
+            gpipe=rng.random() < 0.2,
+            measured=rng.random() < 0.5,
         )
 
     @property

@@ -39,6 +39,7 @@ from protocol.events import (
     ChunkArrived,
     ChunkAsked,
     Computed,
+    CreditsChanged,
     Event,
     Offered,
     Spoiled,
@@ -53,7 +54,7 @@ from protocol.frame import Kind
 from protocol.route import holders, routes
 from protocol.stage_machine import StageMachine
 from protocol.view import Replica, View
-from protocol.work import APPLY, LOAD, Verb
+from protocol.work import APPLY, LOAD, Schedule, Verb
 
 PICK = st.integers(0, 99)
 NEAR = st.sampled_from([0, 1, 1, 1, 1, 2])
@@ -74,6 +75,7 @@ class AnyEvents(RuleBasedStateMachine):
         replicas=st.sampled_from([1, 2, 2, 3]),
         microbatches=st.integers(1, 4),
         window=st.integers(1, 3),
+        schedule=st.sampled_from(Schedule),
         applied=st.sampled_from([0, 5]),
         lacking=st.sampled_from([False, False, False, True]),
         follows=st.sampled_from([False, False, True]),
@@ -85,14 +87,15 @@ class AnyEvents(RuleBasedStateMachine):
         replicas: int,
         microbatches: int,
         window: int,
+        schedule: Schedule,
         applied: int,
         lacking: bool,
         follows: bool,
         data: st.DataObject,
     ) -> None:
         self.stage = data.draw(st.integers(0, stages - 1))
-        self.base, self.window = microbatches, window
-        self.rules = rules(self.count, window, lambda step: 2 if step % 2 == 0 else 0)
+        self.base, self.window, self.schedule, self.credits = microbatches, window, schedule, window
+        self.rules = rules(self.count, window, lambda step: 2 if step % 2 == 0 else 0, schedule)
         self.applied, self.lacking, self.finished = applied, lacking, False
         share = 0.0 if follows and replicas > 1 else 1.0
         layout = [[Replica(f"s{s}r{r}", start=applied) for r in range(replicas)] for s in range(stages)]
@@ -180,6 +183,11 @@ class AnyEvents(RuleBasedStateMachine):
                 self.feed(Used(sender, self.view.number, self.applied + 1, microbatch))
 
     # Work
+
+    @rule(credits=st.integers(0, 5))
+    def credits_are_measured(self, credits: int) -> None:
+        self.credits = max(1, min(credits, self.window))
+        self.feed(CreditsChanged(credits))
 
     @precondition(lambda self: self.running is not None)
     @rule()
@@ -552,7 +560,8 @@ class AnyEvents(RuleBasedStateMachine):
         assert len(self.machine._replication._parts) <= peers
         assert len(self.machine._replication._totals) <= 9
         state = self.machine._flow.state
-        assert state is None or state.in_flight() <= self.window + 1
+        bound = most if self.schedule is Schedule.GPIPE else self.window + 1
+        assert self.machine.most_in_flight <= bound and (state is None or state.in_flight() <= bound)
 
     @invariant()
     def the_machine_knows_where_it_is(self) -> None:
@@ -568,7 +577,7 @@ class AnyEvents(RuleBasedStateMachine):
             return
         state = machine._flow.state
         assert state is not None and state.step == self.applied + 1
-        assert state.next_action(self.window) is None
+        assert state.next_action(self.credits, self.schedule) is None
         assert set(state) == {m for m in range(self.count(state.step)) if self.served_here(state.step, m)}
         group, followers = (f(self.stage, state.step) for f in (self.view.group, self.view.followers))
         assert not (state.complete and group == (ME,) and not followers), "it could be applied"

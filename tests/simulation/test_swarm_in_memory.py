@@ -145,15 +145,25 @@ INT4 = {"codec": "int4"}
 ZSTD = {"codec": "int3", "gradient_codec": "int4", "lossless": "zstd"}
 
 
-@pytest.mark.parametrize(("boundary", "seed"), [(EXACT, 0), (EXACT, 1), (INT4, 2), (INT4, 3), (ZSTD, 4)], ids=str)
+FIXED = {"window": 2, "credits": "fixed"}
+GPIPE = {"schedule": "gpipe"}
+UNDISTURBED = [(EXACT, {}, 0), (EXACT, GPIPE, 1), (INT4, FIXED, 2), (INT4, GPIPE, 3), (ZSTD, {}, 4)]
+
+
+@pytest.mark.parametrize(("boundary", "pipeline", "seed"), UNDISTURBED, ids=str)
 def test_exact_over_a_bad_network(
-    boundary: dict[str, Any], seed: int, small_run: Callable[..., Any], tmp_path: Path
+    boundary: dict[str, Any],
+    pipeline: dict[str, Any],
+    seed: int,
+    small_run: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     """Frames that are lost, doubled, late and out of order change nothing, not even the last bit.
 
-    Nor where gradients are rounded at random: what is rounded is the microbatch, not the frame.
+    Nor do the schedule and the credits; nor where gradients are rounded at random: what is rounded is the microbatch,
+    not the frame.
     """
-    run = small_run(boundary=boundary)
+    run = small_run(boundary=boundary, pipeline=pipeline)
     network = MemoryNetwork(seed, delay=(0.0, 0.02), loss=0.05, reorder=0.2, duplicate=0.1)
     end, _, results = asyncio.run(Swarm(run, tmp_path / "bad", network, 6, gradients=tmp_path / "gradients").train())
     assert (end.step, end.failed) == (6, False), (end, results)
