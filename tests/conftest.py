@@ -158,6 +158,15 @@ def _our_processes() -> set[str]:
 
 
 def _dead_sockets() -> set[str]:
-    """Sockets that no process holds any more; those of other programs on this machine are held."""
-    held = Path("/proc/net/unix").read_text()
+    """Sockets that no process holds any more; those of other programs on this machine are held.
+
+    Each network namespace lists its own, so one process of each is asked.
+    """
+    asked: dict[str, str] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            namespace = os.readlink(process / "ns/net")
+            if namespace not in asked:
+                asked[namespace] = (process / "net/unix").read_text()
+    held = "".join(asked.values())
     return {str(path) for path in Path("/tmp").glob("hivemind-*.sock") if str(path) not in held}

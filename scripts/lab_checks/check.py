@@ -23,9 +23,7 @@ from protocol.errors import RunFailed
 
 CEILING = 1448 / 1500
 LEAST = 0.85  # of the ceiling: TCP halts now and then after a full buffer
-SKIP_SECONDS = 3.0
 ROUND_TRIPS = 30
-DATAGRAMS = 3000
 LATE_SECONDS = 0.01  # a busy machine
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _PROGRAM = [sys.executable, "-m", "lab_checks.probe"]
@@ -42,13 +40,22 @@ class Line:
     right: bool
 
 
-def check(lab_file: LabFile, homes: int, seconds: float) -> Iterator[Line]:
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured: rates for `seconds` after `skip` seconds of warming up, losses of so many `datagrams`."""
+
+    seconds: float
+    skip: float = 3.0
+    datagrams: int = 3000
+
+
+def check(lab_file: LabFile, homes: int, effort: Effort) -> Iterator[Line]:
     """The figures, as they come."""
     with Laboratory(lab_file, homes) as lab:
         for one in range(homes - 1):
             yield _round_trip(lab, one, one + 1)
-            yield from _rates(lab, one, one + 1, seconds)
-            yield _losses(lab, one, one + 1)
+            yield from _rates(lab, one, one + 1, effort)
+            yield _losses(lab, one, one + 1, effort.datagrams)
         before = lab.counters()["cpu_seconds"]
         yield Line("the hub's CPU in all", "", f"{before:.1f} s", True)
 
@@ -65,11 +72,11 @@ def _round_trip(lab: Laboratory, one: int, other: int) -> Line:
     return Line(f"round trip {one}-{other}", wished, f"least {1e3 * least:.1f}, median {1e3 * median:.1f} ms", right)
 
 
-def _rates(lab: Laboratory, one: int, other: int, seconds: float) -> Iterator[Line]:
-    yield _rate(lab, f"TCP {one} to {other}", (one, other), poured(lab, [(one, other)], seconds)[0])
-    yield _rate(lab, f"TCP {other} to {one}", (other, one), poured(lab, [(other, one)], seconds)[0])
+def _rates(lab: Laboratory, one: int, other: int, effort: Effort) -> Iterator[Line]:
+    yield _rate(lab, f"TCP {one} to {other}", (one, other), poured(lab, [(one, other)], effort)[0])
+    yield _rate(lab, f"TCP {other} to {one}", (other, one), poured(lab, [(other, one)], effort)[0])
     both = [(one, other), (other, one)]
-    for way, rate in zip(both, poured(lab, both, seconds), strict=True):
+    for way, rate in zip(both, poured(lab, both, effort), strict=True):
         yield _rate(lab, f"TCP {way[0]} to {way[1]}, both at once", way, rate)
 
 
@@ -83,26 +90,26 @@ def _rate(lab: Laboratory, what: str, way: tuple[int, int], rate: float) -> Line
     return Line(what, f"{mbit(asked):.0f} Mbit/s, {mbit(CEILING * asked):.1f} of content", measured, right)
 
 
-def poured(lab: Laboratory, ways: list[tuple[int, int]], seconds: float) -> list[float]:
+def poured(lab: Laboratory, ways: list[tuple[int, int]], effort: Effort) -> list[float]:
     """What plain TCP brings each of the `ways` while all are in use, in bytes of content a second."""
     with ExitStack() as stack:
-        sinks = [stack.enter_context(served(lab, to, "sink", str(SKIP_SECONDS))) for _, to in ways]
+        sinks = [stack.enter_context(served(lab, to, "sink", str(effort.skip))) for _, to in ways]
         for source, to in ways:
-            pour = [*_PROGRAM, "pour", lab.address(to), str(SKIP_SECONDS + seconds)]
+            pour = [*_PROGRAM, "pour", lab.address(to), str(effort.skip + effort.seconds)]
             stack.enter_context(ended(lab.popen(source, pour, **options())))
         return [float(said(sink)["bytes_per_second"]) for sink in sinks]
 
 
-def _losses(lab: Laboratory, one: int, other: int) -> Line:
+def _losses(lab: Laboratory, one: int, other: int, datagrams: int) -> Line:
     homes = lab.lab.at(one), lab.lab.at(other)
     asked = 1.0 - (1.0 - homes[0].loss) * (1.0 - homes[1].loss)
     with served(lab, other, "count") as server:
-        shower = [*_PROGRAM, "shower", lab.address(other), str(DATAGRAMS), "0.0005"]
+        shower = [*_PROGRAM, "shower", lab.address(other), str(datagrams), "0.0005"]
         lab.run(one, shower, timeout=_ENDING_SECONDS, **options())
-        lost = DATAGRAMS - said(server)["came"]
-    deviation = (DATAGRAMS * asked * (1 - asked)) ** 0.5
-    right = abs(lost - DATAGRAMS * asked) <= 5 * deviation
-    return Line(f"lost of {DATAGRAMS} datagrams", f"{DATAGRAMS * asked:.1f}", str(lost), right)
+        lost = datagrams - said(server)["came"]
+    deviation = (datagrams * asked * (1 - asked)) ** 0.5
+    right = abs(lost - datagrams * asked) <= 5 * deviation
+    return Line(f"lost of {datagrams} datagrams", f"{datagrams * asked:.1f}", str(lost), right)
 
 
 def mbit(bytes_per_second: float) -> float:
@@ -133,7 +140,9 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, Any]:

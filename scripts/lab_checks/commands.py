@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lab_checks.check import Effort
 from lab_checks.check import check as checked
 from lab_checks.table import RATES, table
 from peers.cli.common import INTERRUPTED, complain, say
@@ -45,7 +46,7 @@ def check(
     """Measure plain TCP's rate, round trips and losses, and compare them with the file. Exit code 1: they differ."""
     file = read_lab(lab)
     right = True
-    for line in checked(file, homes or max(2, len(file.homes)), seconds):
+    for line in checked(file, homes or max(2, len(file.homes)), Effort(seconds)):
         right = right and line.right
         say(f"{'ok   ' if line.right else 'WRONG'} {line.what:<28} {line.asked:<34} {line.measured}")
     raise typer.Exit(0 if right else 1)
@@ -58,7 +59,7 @@ def p2pd(
     rate: Annotated[list[float] | None, typer.Option(help="Mbit/s; may be given several times.")] = None,
 ) -> None:
     """Measure what p2pd's streams, and the transport over them, reach at several round trips; write a table."""
-    table(out, rate or RATES, seconds, say)
+    table(out, rate or RATES, Effort(seconds), say)
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True})
