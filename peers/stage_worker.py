@@ -137,6 +137,7 @@ class StageWorker:
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
         measured = config.pipeline.credits == "measured"
         self._credits = CreditMeter(config.pipeline.window) if measured else None
+        self._short = False  # of credits, in the last step
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
@@ -168,6 +169,7 @@ class StageWorker:
         fault.came(event, self.machine.lacking)
         credits = self._credits and self._credits.note(event, self.machine.applied + 1, time.monotonic())
         if credits:
+            self._say_if_short_of_credits()
             self.feed(CreditsChanged(credits))
         for effect in self.machine.handle(event):
             self._perform(effect)
@@ -176,6 +178,17 @@ class StageWorker:
         if missing != self._missing:
             self._missing = missing
             self.stall.progressed(time.monotonic())
+
+    def _say_if_short_of_credits(self) -> None:
+        window, step = self._parts.config.pipeline.window, self.machine.applied + 1
+        short = self._credits is not None and self._credits.needed > window
+        if short and not self._short and window < microbatches(self._parts.config, step):
+            logger.info(
+                "stage %d needs more microbatches in flight than pipeline.window = %d to keep its links and the stages "
+                "below busy: raise it if there is memory",
+                *(self.stage, window),
+            )
+        self._short = short
 
     async def checkpoint_at_end(self) -> None:
         """Write the checkpoint of the last step if a view made it the last only after it was applied."""

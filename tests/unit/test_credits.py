@@ -10,12 +10,20 @@ from protocol.frame import Kind
 from protocol.work import APPLY, Action, Verb
 
 
-@pytest.mark.parametrize(
-    ("latency", "interval", "window", "expected"),
-    [(4.0, 1.0, 16, 7), (4.0, 0.1, 16, 16), (0.1, 10.0, 16, LEAST), (0.1, 10.0, 1, 1), (1.0, 0.0, 16, 16)],
-)
-def test_the_formula_and_its_bounds(latency: float, interval: float, window: int, expected: int) -> None:
-    assert credits(latency, interval, window) == expected
+@pytest.mark.parametrize(("latency", "interval", "expected"), [(4.0, 1.0, 7), (4.0, 0.1, 61), (0.1, 10.0, LEAST)])
+def test_the_formula(latency: float, interval: float, expected: int) -> None:
+    assert credits(latency, interval) == expected
+
+
+@pytest.mark.parametrize(("window", "expected"), [(1, 1), (5, 5), (16, 7)])
+def test_the_window_bounds_the_credits_and_what_is_needed_is_known(window: int, expected: int) -> None:
+    meter = CreditMeter(window)
+    assert (meter.credits, meter.needed) == (window, 0)
+    assert (one_step(meter, *steady(4.0, 1.0)), meter.needed) == (expected, 7)
+
+
+def test_gradients_that_come_all_at_once_ask_for_the_window() -> None:
+    assert one_step(CreditMeter(16), [0.0] * 8, [1.0] * 8) == 16
 
 
 def forward(microbatch: int) -> Event:
@@ -73,7 +81,7 @@ def test_the_farther_of_two_replicas_counts() -> None:
         meter.note(gradient(m, "near"), 1, 20.0 + m)
     for m in (1, 3, 5, 7, 9, 11):
         meter.note(gradient(m, "far"), 1, 30.0 + m)
-    assert meter.note(Computed(APPLY), 1, 50.0) == credits(30.0, 21 / 11, 64) > credits(20.0, 21 / 11, 64)
+    assert meter.note(Computed(APPLY), 1, 50.0) == credits(30.0, 21 / 11) > credits(20.0, 21 / 11)
 
 
 def test_repeats_other_steps_and_ends_of_the_pipeline_are_not_measured() -> None:
