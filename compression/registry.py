@@ -3,7 +3,7 @@
     tag   1 float32   2 bfloat16   3 top-k   16 + b quantised to b bits   + 128 compressed by zstd
 
 A tag says how many bits were used. All else (block, scales, levels, rotation, what top-k keeps) is the run's, so that a
-set can decode each of its tags. Which of them a frame may carry is not decided here: a run takes its own codec's only.
+set can decode each of its tags. Which of them a frame may carry is not decided here but in `protocol.model.payload`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = (*CASTS, *QUANTISED, TOPK[0])
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """What a run's configuration says of its codecs; see `protocol.config.BoundaryConfig`.
+    """What a run's configuration says of its codecs; see `protocol.boundary_config.BoundaryConfig`.
 
     Attributes:
         forward: the name of the coordinates' codec.
@@ -54,15 +54,18 @@ class CodecOptions:
 
 
 class CodecSet:
-    """All codecs with one set of options. `forward` and `gradient` are those that this run sends with."""
+    """All codecs with one set of options. `forward` and `gradient` are those that this run begins with."""
 
     def __init__(self, options: CodecOptions) -> None:
         plain = {name: _codec(name, options) for name in NAMES}
         packed = {name: ZstdCodec(codec) for name, codec in plain.items()}
         self._by_tag: dict[int, Codec] = {codec.tag: codec for codec in (*plain.values(), *packed.values())}
-        sent = plain if options.lossless == "none" else packed
-        self.forward: Codec = sent[options.forward]
-        self.gradient: Codec = sent[options.gradient]
+        self._sent: dict[str, Codec] = {**(plain if options.lossless == "none" else packed)}
+        self.forward, self.gradient = self.named(options.forward), self.named(options.gradient)
+
+    def named(self, name: str) -> Codec:
+        """The codec that this run sends with under `name`."""
+        return self._sent[name]
 
     def by_tag(self, tag: int) -> Codec:
         """The codec that a frame names.

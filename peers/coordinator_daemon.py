@@ -13,10 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from peers.background import Background, next_event
-from peers.coordinator_messages import parse_event, parse_reports, parse_wire
+from peers.coordinator_messages import parse_event, parse_goodbye, parse_rate, parse_reports
 from peers.executive import Executive, Observer
+from peers.floor_meter import Premises
 from peers.run_folder import Memory, RunFolder
 from peers.run_publisher import RunPublisher
+from peers.step_costs import PeerFigures
+from peers.step_reports import WireTotals
 from peers.takeover import answers, last_view, reachable, restored
 from peers.transport import (
     FrameReceived,
@@ -52,6 +55,7 @@ class CoordinatorDaemon:
         resume: go on with the run in `folder`: with its peers where they still train, else from their checkpoints.
         wait_for: peers that must be there before the first step; None: one for each stage.
         newcomers: whether others may still come. If not, a stage that has lost its last peer ends the run.
+        premises: what is known of where the peers run, for the floor of a step.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class CoordinatorDaemon:
         wait_for: int | None = None,
         newcomers: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        premises: Premises | None = None,
     ) -> None:
         self._transport, self._observer, self._clock = transport, observer, clock
         self._stages, self._steps = manifest.config.pipeline.stages, manifest.config.train.steps
@@ -81,7 +86,9 @@ class CoordinatorDaemon:
         )
         self._reached = max((row["step"] for row in folder.rows()), default=0) if resume else 0
         membership = restored(self._memory, self._terms, False, clock(), self._reached)
-        self._executive = Executive(transport, manifest, key, folder, observer, membership, self._needed, clock)
+        self._executive = Executive(
+            transport, manifest, key, folder, observer, membership, self._needed, clock, premises
+        )
         self._publisher = RunPublisher(transport, manifest, key, clock)
         self._background = Background()
         self._heard: set[str] = set()
@@ -179,18 +186,27 @@ class CoordinatorDaemon:
                 executive.decide(parse_join(peer, message, self._stages))
             case "goodbye" if peer in executive.sessions:
                 self._parted.add(peer)
-                executive.record.note((peer, executive.sessions[peer]), parse_wire(message))
+                self._goodbye(peer, *parse_goodbye(message))
                 executive.decide(Left(peer, "its daemon ended"))
             case _ if peer not in executive.membership.members:
                 executive.answer_stranger(peer)
             case "reports":
                 executive.reported(peer, parse_reports(message, self._stages))
+            case "rate":
+                step, reason = parse_rate(message)
+                if executive.budget.may_note(peer):
+                    executive.journal.note("rate", reason, show=False, peer=peer, step=step)
             case kind:
                 event = parse_event(peer, message)
                 if event is None:
                     raise BadFrame(f"expected a message of a known type, got {kind[:40]!r}")
                 executive.decide(event)
         self._show_waiting()
+
+    def _goodbye(self, peer: str, wire: WireTotals, figures: PeerFigures) -> None:
+        executive, member = self._executive, self._executive.membership.members.get(peer)
+        executive.record.note((peer, executive.sessions[peer]), wire)
+        executive.record.tell(peer, figures, () if member is None else member.addresses)
 
     def _show_waiting(self) -> None:
         if self._executive.membership.view is None:

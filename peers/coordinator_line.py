@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from peers.step_costs import PeerFigures
 from peers.step_reports import StepReport, WireTotals
 from peers.transport import Transport
 from protocol.frame import control
@@ -20,10 +21,10 @@ QUIET_SECONDS = 10.0  # without a word from it, each step's reports would only f
 
 
 class CoordinatorLine:
-    """Speaks to the coordinator `peer` over `transport`."""
+    """Speaks to the coordinator `peer` over `transport`. `figures` says what this daemon has cost so far."""
 
-    def __init__(self, transport: Transport, peer: str) -> None:
-        self._transport, self.peer = transport, peer
+    def __init__(self, transport: Transport, peer: str, figures: Callable[[], PeerFigures] = PeerFigures) -> None:
+        self._transport, self.peer, self._figures = transport, peer, figures
         self._session = secrets.token_hex(8)
         self._reports: list[StepReport] = []
         self._heard = time.monotonic()
@@ -77,12 +78,13 @@ class CoordinatorLine:
             return
         account = PeerReport(view=0 if view is None else view.number, held=held, session=self._session, **state)
         reports = [report.to_json() for report in self._reports[:MOST_REPORTS_SENT]]
-        self.tell({"type": "reports", "reports": reports, "wire": self.wire(), **account.to_json()})
+        self.tell({"type": "reports", "reports": reports, **self._totals(), **account.to_json()})
 
     def goodbye(self) -> None:
         """The last word."""
-        self.tell({"type": "goodbye", "wire": self.wire()})
+        self.tell({"type": "goodbye", **self._totals()})
 
-    def wire(self) -> tuple[int, ...]:
-        """What this peer has sent so far."""
-        return WireTotals.of(self._transport.counters).as_tuple()
+    def _totals(self) -> dict[str, Any]:
+        """What this peer has sent and cost so far."""
+        wire = WireTotals.of(self._transport.counters)
+        return {"wire": wire.as_tuple(), "figures": self._figures().to_json()}

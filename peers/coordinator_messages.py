@@ -1,19 +1,29 @@
 """The control messages between a coordinator and its peers: what comes is bounded and becomes events. Pure.
 
-peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track, irreplaceable
+peer -> coordinator   join, reports, leave, failed, goodbye, differs, accuse, lost_track, irreplaceable, rate
 coordinator -> peer   admitted, view, seen, notice, released, turned_away, unknown, end
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from peers.step_costs import PeerFigures
 from peers.step_reports import StepReport, WireTotals
 from protocol.errors import BadFrame
 from protocol.membership_events import Accused, Differs, End, Event, Failed, Irreplaceable, LeaveAsked, LostTrack
-from protocol.peer_report import LARGEST_STEP, LONGEST_HASH, LONGEST_PEER, PeerReport, is_count, is_text, parse_report
+from protocol.peer_report import (
+    LARGEST_STEP,
+    LONGEST_HASH,
+    LONGEST_PEER,
+    PeerReport,
+    is_count,
+    is_measure,
+    is_text,
+    parse_report,
+)
 from protocol.view import View
 
 MOST_REPORTS = 2_000
@@ -23,11 +33,12 @@ LONGEST_REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A `reports` message: the peer's own account, its steps, and what its daemon has sent so far."""
+    """A `reports` message: the peer's own account, its steps, and what its daemon has sent and cost so far."""
 
     account: PeerReport
     steps: tuple[StepReport, ...]
     wire: WireTotals
+    figures: PeerFigures = field(default_factory=PeerFigures)
 
     def counted(self, view: View | None) -> list[StepReport]:
         """The steps that are of the run as it is in `view`: an older epoch's count up to where the run went back to."""
@@ -50,16 +61,29 @@ def parse_reports(message: Mapping[str, Any], stages: int) -> Reported:
         raise BadFrame(f"expected at most {MOST_REPORTS} step reports in one message")
     account = parse_report(message, stages)
     wire = WireTotals.from_json(message.get("wire"))
-    return Reported(account, tuple(map(StepReport.from_json, steps)), wire)
+    figures = PeerFigures.from_json(message.get("figures"))
+    return Reported(account, tuple(map(StepReport.from_json, steps)), wire, figures)
 
 
-def parse_wire(message: Mapping[str, Any]) -> WireTotals:
-    """The totals in a `goodbye`.
+def parse_goodbye(message: Mapping[str, Any]) -> tuple[WireTotals, PeerFigures]:
+    """What a daemon has sent and cost, in its last word.
 
     Raises:
-        BadFrame: there are none.
+        BadFrame: the totals are missing, or something is not of its form.
     """
-    return WireTotals.from_json(message.get("wire"))
+    return WireTotals.from_json(message.get("wire")), PeerFigures.from_json(message.get("figures"))
+
+
+def parse_rate(message: Mapping[str, Any]) -> tuple[int, str]:
+    """The step after which a link changed its bits, and what the peer says of it.
+
+    Raises:
+        BadFrame: there is no step.
+    """
+    step = message.get("step")
+    if type(step) is not int or not is_count(step, LARGEST_STEP):
+        raise BadFrame(f"expected the step after which a rate changed, got {str(step)[:40]}")
+    return step, _reason(message)
 
 
 def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
@@ -116,9 +140,19 @@ def view_message(record: bytes) -> dict[str, Any]:
     return {"type": "view", "record": record.decode()}
 
 
-def seen_message(step: int, epoch: int) -> dict[str, Any]:
-    """All rows up to `step` are in the file; reports of them need not come again."""
-    return {"type": "seen", "step": step, "epoch": epoch}
+def seen_message(step: int, epoch: int, budget: float | None = None) -> dict[str, Any]:
+    """All rows up to `step` are in the file; reports of them need not come again.
+
+    Args:
+        budget: with adaptive rates, the seconds that a link may take in a step, where they are known.
+    """
+    return {"type": "seen", "step": step, "epoch": epoch, **({} if budget is None else {"budget": budget})}
+
+
+def budget_in(message: Mapping[str, Any]) -> float | None:
+    """The budget in a `seen`; None: there is none, or it is none."""
+    value = message.get("budget")
+    return float(value) if isinstance(value, int | float) and is_measure(value, 1e6) and value > 0 else None
 
 
 def end_message(end: End) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from peers.coordinator_messages import Reported, end_message, seen_message, view_message
+from peers.floor_meter import Premises
 from peers.journal import Journal
+from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
 from peers.run_record import RunRecord
 from peers.run_status import describe_peers
@@ -77,13 +79,15 @@ class Executive:
         membership: Membership,
         needed: int,
         clock: Callable[[], float],
+        premises: Premises | None = None,
     ) -> None:
         self.membership, self.notice = membership, ""
         self.view: View | None = None
         self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self.sessions: dict[str, str] = {}
-        self.record = RunRecord(folder, manifest)
+        self.record = RunRecord(folder, manifest, premises)
         self.journal = Journal(folder, observer.note)
+        self.budget = RunBudget()
         self._transport, self._key, self._folder, self._observer = transport, key, folder, observer
         self._needed, self._clock = needed, clock
         self._served: dict[str, set[int]] = {}
@@ -192,6 +196,8 @@ class Executive:
         """A member gave its account. It is believed about stages that it was given, and about no others."""
         source = (peer, self.sessions[peer])
         self.record.note(source, reported.wire)
+        self.record.tell(peer, reported.figures, self.membership.members[peer].addresses)
+        self.budget.note(peer, reported.account.least_seconds)
         self.decide(Heard(peer, reported.account))
         served = self._served.get(peer, ())
         steps = [report for report in reported.counted(self.view) if report.stage in served]
@@ -205,7 +211,8 @@ class Executive:
         """What was told before may have been lost, so every report is answered with what its sender does not know."""
         if peer not in self.membership.members:
             return  # by this very report
-        self.tell(peer, seen_message(self.record.seen, self.view.epoch if self.view is not None else 0))
+        epoch = self.view.epoch if self.view is not None else 0
+        self.tell(peer, seen_message(self.record.seen, epoch, self.budget.of(self.view)))
         self._send_view(peer, view)
         if (end := self.last_word()) is not None:
             self.tell(peer, end)

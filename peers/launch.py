@@ -6,6 +6,8 @@ they notice (`--with-parent`) and end.
 
 With a peer for each stage the run depends on every one of them: when one fails, the run is wound down. With more, that
 is the coordinator's to decide, and the end of a peer is only said.
+
+In a laboratory (`peers.lab`) each runs in its own network namespace, at its own address, behind its own line.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.lab.lab_file import COORDINATOR, Place
+from peers.lab.laboratory import Laboratory
 from peers.leftovers import FolderLock
 from peers.run_folder import RunFolder
 from protocol.errors import UserError
@@ -36,13 +40,17 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Swarm:
-    """The processes of one launch. `spare`: there are more peers than stages, so the run can do without one."""
+    """The processes of one launch. `spare`: there are more peers than stages, so the run can do without one.
+
+    `lab`: where they live; None: on loopback.
+    """
 
     folder: RunFolder
     say: Say
     coordinator: subprocess.Popen[bytes] | None = None
     peers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     spare: bool = False
+    lab: Laboratory | None = None
     interrupts: int = 0
     failed_peer: int | None = None
     _gone: set[int] = field(default_factory=set)
@@ -62,7 +70,7 @@ class Swarm:
         try:
             self._old_invite = _written_at(self.folder.invite)
             self._old_views = self.folder.views
-            self.coordinator = _start(coordinator, None)
+            self.coordinator = self._start(COORDINATOR, coordinator, None)
             if self._await_invite():
                 self._start_peers(peers, peer)
             return self._watch()
@@ -88,7 +96,21 @@ class Swarm:
             folder = self.folder.peer(index)
             folder.mkdir(parents=True, exist_ok=True)
             command = ["peer", "join", invite, "--dir", str(folder), *arguments]
-            self.peers.append(_start(command, folder / "log.txt"))
+            self.peers.append(self._start(index, command, folder / "log.txt"))
+
+    def _start(self, place: Place, arguments: Sequence[str], log: Path | None) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "peers.cli", *arguments, "--with-parent", str(os.getpid())]
+        if self.lab is not None:
+            command = [*self.lab.prefix(place), *command, "--host", self.lab.address(place)]
+            command += ["--no-listen"] if self.lab.lab.at(place).nat and place != COORDINATOR else []
+        elif place == COORDINATOR:
+            command += ["--host", "127.0.0.1"]
+        if log is None:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def _watch(self) -> int:
         assert self.coordinator is not None
@@ -161,16 +183,6 @@ class Swarm:
             # Taking the lock removes what a killed child left. A folder that is held belongs to somebody else's run.
             with suppress(UserError), FolderLock(folder):
                 pass
-
-
-def _start(arguments: Sequence[str], log: Path | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "peers.cli", *arguments, "--with-parent", str(os.getpid())]
-    if log is None:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
 
 
 def _written_at(path: Path) -> int | None:

@@ -1,9 +1,10 @@
-"""What this machine can do, measured for its place in a run: how fast it multiplies, and how much memory is free."""
+"""What this machine can do, measured for its place in a run: how fast it multiplies, how much memory is free."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -31,3 +32,9 @@ def free_memory(device: str) -> int:
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def compute_clock(device: str) -> Callable[[], float]:
+    """A clock for what the calling thread computes: of its processor time, unless torch computes elsewhere too."""
+    alone = torch.device(device).type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter

@@ -7,6 +7,9 @@ One `random.Random` decides everything in the order of the sends. Time is the ru
 its link when the link is free (`bandwidth_bytes_per_second`), then travels for a random delay, in order unless
 reordered. Its payload is copied on arrival, not before: a sender that reuses a buffer too early corrupts its frame
 here as it would on a real socket.
+
+A peer may have a line of its own, `network.join("a", access=...)`, with a rate each way that all its links share: then
+a frame goes up the sender's line and down the receiver's, as in `peers.lab`, before the above happens to it.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from peers.lab.access import Access
+from peers.lab.link_model import LinkModel
 from peers.limits import Limits, check_outgoing
 from peers.transport import (
     FrameReceived,
@@ -71,12 +76,15 @@ class MemoryNetwork:
         self._peers: dict[str, MemoryTransport] = {}
         self._crashed: set[str] = set()
         self._wires: dict[tuple[str, str], _Wire] = {}
+        self._accesses: dict[str, Access] = {}
+        self._at_hub: dict[str, float] = {}  # when the last frame of each peer was at the hub
         self._records: dict[str, tuple[bytes, float]] = {}
 
-    def join(self, name: str, record_guard: RecordGuard | None = None) -> MemoryTransport:
-        """A new peer called `name`. A name is free again after `close`."""
+    def join(self, name: str, record_guard: RecordGuard | None = None, access: Access | None = None) -> MemoryTransport:
+        """A new peer called `name`, with a line of its own or none. A name is free again after `close`."""
         if name in self._peers:
             raise ValueError(f"expected a name that is not in the network, got {name!r}")
+        self._accesses[name], self._at_hub[name] = access or Access(LinkModel(), LinkModel()), 0.0
         self._peers[name] = MemoryTransport(self, name, record_guard)
         self._tell_others(name, LinkRestored(name))
         return self._peers[name]
@@ -121,13 +129,18 @@ class MemoryNetwork:
         delay = self._random.uniform(*self._delay)
         if not self.alive(source):
             return
-        left = self._occupy(source, destination, HEADER_BYTES + len(frame.payload))
+        size = HEADER_BYTES + len(frame.payload)
+        left = self._occupy(source, destination, size)
         if loss < self._loss or not self.alive(destination):
             return
-        late = reorder < self._reorder
-        self._schedule(source, destination, frame, left + delay, in_order=not late)
-        if duplicate < self._duplicate:
-            self._schedule(source, destination, frame, left + delay, in_order=False)
+        target, late, twice = self._peers[destination], reorder < self._reorder, duplicate < self._duplicate
+
+        def arrive(at: float) -> None:
+            self._schedule(source, target, frame, at + delay, in_order=not late)
+            if twice:
+                self._schedule(source, target, frame, at + delay, in_order=False)
+
+        self._carry(source, destination, size, left, arrive)
 
     def _occupy(self, source: str, destination: str, size: int) -> float:
         """Keep the wire busy for `size` bytes. Returns when the last of them has left."""
@@ -137,13 +150,30 @@ class MemoryNetwork:
         wire.sent_bytes += size
         return wire.busy_until
 
-    def _schedule(self, source: str, destination: str, frame: Frame, arrival: float, *, in_order: bool) -> None:
-        wire = self._wires[source, destination]
+    def _carry(self, source: str, destination: str, size: int, now: float, arrive: Callable[[float], None]) -> None:
+        """Put `size` bytes on the line up and, when the first of them is at the hub, on the line down."""
+        up, down = self._accesses[source].up, self._accesses[destination].down
+        if up.is_free and down.is_free:
+            arrive(now)
+            return
+        last = up.put(size, now)
+        if last is None:
+            return
+        first = self._at_hub[source] = max(up.first_arrival(size, last), self._at_hub[source] + _TICK_SECONDS)
+
+        def go_down() -> None:
+            end = down.put(size, max(first, last), first)
+            if end is not None:
+                arrive(end)
+
+        asyncio.get_running_loop().call_at(first, go_down)
+
+    def _schedule(self, source: str, target: MemoryTransport, frame: Frame, arrival: float, *, in_order: bool) -> None:
+        wire = self._wires[source, target.peer_id]
         if in_order:
             arrival = wire.last_arrival = max(arrival, wire.last_arrival + _TICK_SECONDS)
         else:
             arrival += self._random.uniform(_TICK_SECONDS, max(0.01, 2 * self._delay[1]))
-        target = self._peers[destination]
         asyncio.get_running_loop().call_at(arrival, self._arrive, source, target, frame)
 
     def _arrive(self, source: str, target: MemoryTransport, frame: Frame) -> None:
@@ -154,12 +184,16 @@ class MemoryNetwork:
     def measure(self, source: str, destination: str) -> LinkMeasure:
         """The wire from `source` to `destination` as it is."""
         wire = self._wires.get((source, destination), _Wire())
-        busy = wire.sent_bytes / self._bandwidth if self._bandwidth else 0.0
-        return LinkMeasure(sum(self._delay), self._bandwidth, busy, wire.sent_bytes)
+        own, other = self._accesses[source], self._accesses.get(destination, self._accesses[source])
+        rates = [r for r in (self._bandwidth, own.up.bytes_per_second, other.down.bytes_per_second) if r]
+        rate = min(rates, default=None)
+        rtt = sum(self._delay) + sum(way.delay for access in (own, other) for way in (access.up, access.down))
+        return LinkMeasure(rtt, rate, wire.sent_bytes / rate if rate else 0.0, wire.sent_bytes)
 
     def busy_until(self, source: str) -> float:
         """When the last byte that `source` has sent so far leaves it."""
-        return max((wire.busy_until for (name, _), wire in self._wires.items() if name == source), default=0.0)
+        wires = [wire.busy_until for (name, _), wire in self._wires.items() if name == source]
+        return max(self._accesses[source].up.busy_until, *wires, 0.0)
 
     def refused(self, source: str, destination: str) -> None:
         """`destination` closed the stream of `source`, which opens another one."""

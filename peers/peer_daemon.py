@@ -22,9 +22,11 @@ from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.coordinator_line import CoordinatorLine
+from peers.coordinator_messages import budget_in
 from peers.data.run_data import RunData
+from peers.gauges import Gauges
 from peers.load import LoadFile
-from peers.machine import free_memory, measured_speed
+from peers.machine import compute_clock, free_memory, measured_speed
 from peers.neighbours import Neighbours
 from peers.opening import check_agreement
 from peers.patience import check_leaving, check_orphaned
@@ -35,6 +37,7 @@ from peers.stage_files import StageFiles
 from peers.stage_worker import WorkerParts
 from peers.step_reports import StepReport
 from peers.tenure import Tenure
+from peers.trace import NO_TRACE, TraceFile, Tracer, frame_name
 from peers.transport import (
     FrameReceived,
     FrameRefused,
@@ -76,8 +79,10 @@ class PeerDaemon:
     ) -> None:
         check_agreement(manifest, data, options.basis_DK)
         self._transport, self._invite, self._manifest, self._say = transport, invite, manifest, say
-        self._compute, self._background = ComputeThread(), Background()
-        self._line = CoordinatorLine(transport, invite.addresses[0].rsplit("/p2p/", 1)[-1])
+        self._tracer: Tracer = options.tracer or NO_TRACE
+        self._compute, self._background = ComputeThread(compute_clock(options.device), self._tracer), Background()
+        self._gauges, self._measured = Gauges(transport, self._compute, options.network_pid), False
+        self._line = CoordinatorLine(transport, invite.addresses[0].rsplit("/p2p/", 1)[-1], self._gauges.read)
         self._load = LoadFile(options.load, transport, self._line)
         self._neighbours = Neighbours(transport, self._background, keep=self._line.peer)
         self._inbox = PeerInbox(manifest.config)
@@ -101,7 +106,9 @@ class PeerDaemon:
             send=self._neighbours.send,
             report=self._on_report,
             tell=self._line.tell,
+            tracer=self._tracer,
         )
+        self._trace_file = TraceFile(options.folder / "trace.json", options.tracer, transport.peer_id)
         self._tenure = Tenure(self._parts, invite.coordinator_key, self._inbox, self._neighbours, say)
         self._admitted, self._ability = False, (0.0, 0)
         self._leaving_since: float | None = None
@@ -142,6 +149,7 @@ class PeerDaemon:
         self._line.tell({"type": "leave"})
 
     async def _close(self) -> None:
+        self._trace_file.write(None if self._tenure.worker is None else self._tenure.worker.stage)
         await self._tenure.close()
         await self._background.close()
         self._compute.close()
@@ -157,6 +165,7 @@ class PeerDaemon:
         device = self._parts.compute_parts.device
         self._ability = (await self._compute.run(lambda: measured_speed(device)), free_memory(device))
         self._background.spawn(self._beat())
+        self._background.spawn(self._gauges.lag.watch())
         deadline = time.monotonic() + ADMISSION_SECONDS
         while not self._admitted and self._end is None:
             await self._ask_to_join()
@@ -184,6 +193,7 @@ class PeerDaemon:
             case FrameReceived(peer, frame) if peer == self._line.peer and frame.header.kind is Kind.CONTROL:
                 await self._on_coordinator(frame)
             case FrameReceived(peer, frame):
+                self._tracer.instant(f"from {short_peer(peer)}", frame_name(frame.header))
                 await self._on_peer(peer, frame)
             case FrameRefused(peer, reason):
                 logger.warning("refused what %s sent: %s", short_peer(peer), reason)
@@ -235,6 +245,7 @@ class PeerDaemon:
             case "turned_away":
                 self._background.fail(UserError(f"the coordinator turned this peer away: {message.get('reason')}"))
             case "seen":
+                self._tenure.budget(budget_in(message))
                 if int(message["epoch"]) == self._tenure.epoch and self._line.seen(int(message["step"])):
                     self._send_report()
             case "notice":
@@ -256,6 +267,9 @@ class PeerDaemon:
 
     def _on_report(self, report: StepReport) -> None:
         self._line.add(report)
+        if not self._measured:
+            self._measured = True
+            self._gauges.begin()
         if not self._line.quiet:
             self._send_report()
 
@@ -270,7 +284,9 @@ class PeerDaemon:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if self._admitted:
                 self._send_report()
-            self._load.note(None if self._tenure.worker is None else self._tenure.worker.machine)
+            machine = None if self._tenure.worker is None else self._tenure.worker.machine
+            self._load.note(machine)
+            self._gauges.note(machine)
             now = time.monotonic()
             if self._leaving_since is not None:
                 check_leaving(now - self._leaving_since, self._line.away())

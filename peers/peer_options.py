@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peers.faults import Fault
+from peers.trace import StepTracer
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,8 @@ class PeerOptions:
         basis_DK: the basis of a run that is given one, as this machine has it.
         fault: what is to happen to it, for tests.
         load: where to tell how much is kept in memory (None: nowhere).
+        tracer: keeps what the newest steps did, for trace.json in the folder (None: no trace).
+        network_pid: the process of its p2pd (None: it has none).
     """
 
     folder: Path
@@ -29,3 +32,5 @@ class PeerOptions:
     basis_DK: torch.Tensor | None = None
     fault: Fault = field(default_factory=Fault)
     load: Path | None = None
+    tracer: StepTracer | None = None
+    network_pid: int | None = None

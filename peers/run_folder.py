@@ -64,6 +64,11 @@ class RunFolder:
         return self.root / "loss.png"
 
     @property
+    def trace(self) -> Path:
+        """What all peers did in the last steps, for Perfetto, where that was asked for."""
+        return self.root / "trace.json"
+
+    @property
     def invite(self) -> Path:
         """The invite, one line."""
         return self.root / "invite.txt"

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from peers.files import write_json
+from peers.floor_meter import Premises
 from peers.run_folder import RunFolder, append_lines
+from peers.step_costs import PeerFigures
 from peers.step_reports import StepReport, WireTotals, summarise
 from peers.step_table import StepTable
 from peers.wire_ledger import Source, WireLedger
@@ -25,9 +27,9 @@ logger = logging.getLogger(__name__)
 class RunRecord:
     """The numbers of one run, in its folder. Nothing is touched before `begin` or `take_over`."""
 
-    def __init__(self, folder: RunFolder, manifest: Manifest) -> None:
+    def __init__(self, folder: RunFolder, manifest: Manifest, premises: Premises | None = None) -> None:
         self._folder, self._manifest = folder, manifest
-        self._table = StepTable(manifest.config)
+        self._table = StepTable(manifest.config, premises=premises)
         self._ledger, self._own_before, self._tokens, self._known_after, self.epoch = _remembered(folder)
         self._unwritten: list[dict[str, Any]] = []
         self._failing = False
@@ -98,6 +100,10 @@ class RunRecord:
         """Note what a daemon has sent so far."""
         self._ledger.note(source, wire)
 
+    def tell(self, peer: str, figures: PeerFigures, addresses: Sequence[str]) -> None:
+        """Note what the daemon of `peer`, at `addresses`, has cost so far, and how it finds its links."""
+        self._table.meter.tell(peer, figures, addresses)
+
     def add(self, source: Source, reports: Sequence[StepReport], applied: int) -> list[dict[str, Any]]:
         """Note what a daemon reported; the rows that are done with it.
 
@@ -141,12 +147,17 @@ class RunRecord:
             self._keep(self._table.finish(end.step))
         rows, config = self._folder.rows(), self._manifest.config
         sent = self._ledger.total + WireTotals(control=self._own_before + own.control)
-        report = summarise(config, rows, sent, self._tokens)
+        meter = self._table.meter
+        report = summarise(config, rows, sent, self._tokens, meter.payloads)
         report |= {
             "unigram_loss": self._manifest.unigram_loss,
             "run_id": self._manifest.run_id,
             "ended": None if end is None else {"failed": end.failed, "reason": end.reason},
-            "peers": [{**peer, "sent_bytes": sum(self._ledger.of_peer(peer["peer"]).as_tuple())} for peer in peers],
+            "peers": [
+                {**peer, **meter.figures(who).for_people(), "sent_bytes": sum(self._ledger.of_peer(who).as_tuple())}
+                for peer in peers
+                for who in [peer["peer"]]
+            ],
         }
         try:
             write_json(self._folder.report, report)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from peers.floor_report import floor_line
 from protocol.config import RunConfig
 
 PLAIN_SECONDS = 5.0
@@ -65,7 +66,7 @@ class Screen:
         numbers = (
             f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s  "
             f"{row['forward_bytes_per_token']:.1f}+{row['backward_bytes_per_token']:.1f} bytes/token  "
-            f"{row['seconds']:.2f} s/step"
+            f"{row['seconds']:.2f} s/step{_over_floor(row)}"
         )
         if self._progress is not None:
             self._progress.update(self._task, completed=row["step"], numbers=numbers)
@@ -108,11 +109,22 @@ class Screen:
                 ),
                 ("overhead", f"{100 * wire['overhead_fraction']:.2f} % of the payload (headers, control messages)"),
             ]
+            lines.append(("declared", f"{_declared(wire['declared_ratio'])} of the codecs' declared bytes"))
+        lines.append(("floor", floor_line(report)))
         if wire["chunk_payload_bytes"]:
             lines.append(("replicas", f"{wire['chunk_payload_bytes']:,} bytes of gradients, states and checkpoints"))
         lines += [("folder", str(folder)), ("plot", str(folder / "loss.png"))]
         for name, text in lines:
             self.say(f"  {name:<9} {text}")
+
+
+def _over_floor(row: dict[str, Any]) -> str:
+    ratio = row.get("step_over_floor")
+    return "" if ratio is None else f" ({ratio:.2f} x floor)"
+
+
+def _declared(ratios: dict[str, float]) -> str:
+    return f"{100 * ratios['forward']:.2f} % forward, {100 * ratios['backward']:.2f} % backward"
 
 
 def _duration(seconds: float) -> str:

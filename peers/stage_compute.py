@@ -18,8 +18,9 @@ from protocol.blob import Blob, BlobKey, BlobKind, Meta
 from protocol.config import RunConfig
 from protocol.effects import Compute, Payload, Reduce
 from protocol.errors import BadPart, RemoteError
-from protocol.frame import Buffer
+from protocol.frame import Buffer, Coded, Kind
 from protocol.model.engine import StageEngine
+from protocol.model.payload import BASIS_CODEC
 from protocol.work import Verb
 
 _FADING = 0.1  # of the newest time in the mean time of a microbatch
@@ -93,8 +94,12 @@ class StageCompute:
         numbers = self.numbers
         return numbers.weights if numbers.step == step else ""
 
-    def run(self, work: Compute, last_step: int) -> Payload:
-        """What `work` makes, as `protocol.effects.Compute` says. `last_step` is where the view ends.
+    def run(self, work: Compute, last_step: int, codec: int | None = None) -> Payload:
+        """What `work` makes, as `protocol.effects.Compute` says; for a neighbour it is `Coded`.
+
+        Args:
+            last_step: where the view ends.
+            codec: the tag of what is made for a neighbour; None: the run's own.
 
         Raises:
             Spoilt: a neighbour's payload does not decode, or a replica's part or total cannot be used.
@@ -103,17 +108,17 @@ class StageCompute:
         start, fault = time.perf_counter(), self._parts.fault
         fault.before(work.action.verb, work.step)
         try:
-            result = self._run(work, last_step)
+            result = self._run(work, last_step, codec)
             fault.after(work.action.verb, work.step)
             return result
         finally:
             self.actions_done += 1
             self._note(work.action.verb, time.perf_counter() - start)
 
-    def _run(self, work: Compute, last_step: int) -> Payload:
+    def _run(self, work: Compute, last_step: int, codec: int | None) -> Payload:
         match work.action.verb:
             case Verb.FORWARD | Verb.BACKWARD:
-                return self._microbatch(work)
+                return self._microbatch(work, codec)
             case Verb.PART:
                 return self._part(work.step, work.payload)
             case Verb.APPLY:
@@ -130,32 +135,37 @@ class StageCompute:
             case verb:
                 raise ValueError(f"expected something to compute, got {verb}")
 
-    def _microbatch(self, work: Compute) -> Buffer | None:
+    def _microbatch(self, work: Compute, codec: int | None) -> Coded | None:
+        forward = work.action.verb is Verb.FORWARD
+        if self._is_basis(work):
+            codec = BASIS_CODEC.tag
+        elif codec is None:
+            codec = self.engine.codec_tag(Kind.FORWARD if forward else Kind.BACKWARD)
         try:
-            forward = work.action.verb is Verb.FORWARD
-            return self._forward(work) if forward else self._backward(work)
+            made = self._forward(work, codec) if forward else self._backward(work, codec)
         except RemoteError as error:
             raise Spoilt(work.sender, str(error)) from error
+        return None if made is None else Coded(codec, made)
 
-    def _forward(self, work: Compute) -> Buffer | None:
+    def _forward(self, work: Compute, codec: int) -> Buffer | None:
         microbatch = work.action.microbatch
         if self._is_basis(work):
             return self.engine.forward_basis().payload
         if self.index == 0:
             ids = self._parts.data.microbatch(self._parts.config, work.step, microbatch)
-            forwarded = self.engine.forward_ids(work.step, microbatch, ids)
+            forwarded = self.engine.forward_ids(work.step, microbatch, ids, codec)
         elif work.payload is None:
             raise RemoteError(f"expected coordinates for step {work.step}, microbatch {microbatch}, got nothing")
         else:
-            forwarded = self.engine.forward(work.step, microbatch, work.payload, work.codec)
+            forwarded = self.engine.forward(work.step, microbatch, work.payload, work.codec, codec)
         if forwarded.loss is not None:
             self._losses[microbatch] = forwarded.loss
         return forwarded.payload
 
-    def _backward(self, work: Compute) -> Buffer | None:
+    def _backward(self, work: Compute, codec: int) -> Buffer | None:
         if self._is_basis(work):
             return self.engine.backward_basis(work.payload)
-        made = self.engine.backward(work.step, work.action.microbatch, work.payload, work.codec)
+        made = self.engine.backward(work.step, work.action.microbatch, work.payload, work.codec, codec)
         self._done += 1
         return made
 

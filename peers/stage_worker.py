@@ -18,14 +18,17 @@ from typing import Any
 
 from peers.background import Background
 from peers.compute import ComputeThread
+from peers.link_rates import LinkRates
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
+from peers.stage_credits import StageCredits
 from peers.stage_files import StageFiles
+from peers.step_costs import StepMeter
 from peers.step_reports import StepReport, WireTotals
+from peers.trace import NO_TRACE, Tracer
 from peers.transport import Transport
-from protocol.basis_microbatch import is_basis_microbatch, is_moving_step, microbatches
+from protocol.basis_microbatch import is_moving_step, microbatches
 from protocol.blob import BlobKey, BlobKind
 from protocol.config import RunConfig
-from protocol.credits import CreditMeter
 from protocol.effects import (
     Accuse,
     AskChunk,
@@ -49,11 +52,10 @@ from protocol.effects import (
     StepApplied,
     WantBlob,
 )
-from protocol.events import Computed, CreditsChanged, Event, Spoiled, StateFound
-from protocol.frame import Frame, Header
+from protocol.events import Computed, Event, Spoiled, StateFound
+from protocol.frame import Coded, Frame, Header
 from protocol.membership_events import short_peer
 from protocol.messages import to_frame
-from protocol.model.payload import BASIS_CODEC
 from protocol.model.stage_sizes import stage_sizes
 from protocol.place import Rules
 from protocol.schedule import learning_rate
@@ -69,6 +71,7 @@ STALL_SECONDS = 10.0
 # What the coordinator is told of a peer without a stage.
 IDLE: dict[str, Any] = {
     "epoch": 0, "stage": None, "applied": None, "weights": "", "idle": True, "done": 0, "microbatch_seconds": None,
+    "least_seconds": None,
 }  # fmt: skip
 
 
@@ -80,6 +83,7 @@ class WorkerParts:
         send: sends a frame to a peer.
         report: takes each step's report.
         tell: takes what the coordinator must know.
+        tracer: takes what is done, and when.
     """
 
     compute_parts: ComputeParts
@@ -90,6 +94,7 @@ class WorkerParts:
     send: Callable[[str, Frame], None]
     report: Callable[[StepReport], None]
     tell: Callable[[dict[str, Any]], None]
+    tracer: Tracer = NO_TRACE
 
     @property
     def config(self) -> RunConfig:
@@ -135,14 +140,14 @@ class StageWorker:
         config = parts.config
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
-        measured = config.pipeline.credits == "measured"
-        self._credits = CreditMeter(config.pipeline.window) if measured else None
-        self._short = False  # of credits, in the last step
+        self._credits = StageCredits(config, stage)
+        self.rates = LinkRates(config, parts.transport.links)
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
         self._told: tuple[int, set[str]] = 0, set()  # of the newest view: its number, and who was told of it
         self._step_began, self._busy_before = time.monotonic(), 0.0
+        self._meter = StepMeter(parts.compute, parts.transport.counters)
 
     async def build(self) -> None:
         """Build the stage, from its checkpoint if it has applied steps before and is not to fetch its state.
@@ -155,6 +160,7 @@ class StageWorker:
             lambda: StageCompute(parts.compute_parts, self.stage, machine.applied, machine.lacking)
         )
         self._step_began, self._busy_before = time.monotonic(), parts.compute.busy_seconds
+        self._meter.lap()
 
     def serves(self, view: View) -> bool:
         """Whether this worker is the one that `view` asks of this peer."""
@@ -167,10 +173,9 @@ class StageWorker:
         """Let the protocol handle `event`, and carry out what it decides."""
         fault = self._parts.compute_parts.fault
         fault.came(event, self.machine.lacking)
-        credits = self._credits and self._credits.note(event, self.machine.applied + 1, time.monotonic())
-        if credits:
-            self._say_if_short_of_credits()
-            self.feed(CreditsChanged(credits))
+        changed = self._credits.note(event, self.machine.applied + 1)
+        if changed is not None:
+            self.feed(changed)
         for effect in self.machine.handle(event):
             self._perform(effect)
             fault.sent(effect, self.machine.view)
@@ -178,17 +183,6 @@ class StageWorker:
         if missing != self._missing:
             self._missing = missing
             self.stall.progressed(time.monotonic())
-
-    def _say_if_short_of_credits(self) -> None:
-        window, step = self._parts.config.pipeline.window, self.machine.applied + 1
-        short = self._credits is not None and self._credits.needed > window
-        if short and not self._short and window < microbatches(self._parts.config, step):
-            logger.info(
-                "stage %d needs more microbatches in flight than pipeline.window = %d to keep its links and the stages "
-                "below busy: raise it if there is memory",
-                *(self.stage, window),
-            )
-        self._short = short
 
     async def checkpoint_at_end(self) -> None:
         """Write the checkpoint of the last step if a view made it the last only after it was applied."""
@@ -217,6 +211,7 @@ class StageWorker:
             "idle": machine.waits_for() != "nothing" or machine.finished,
             "done": 0 if stage is None else stage.actions_done,
             "microbatch_seconds": None if stage is None else stage.microbatch_seconds,
+            "least_seconds": self.rates.least_seconds,
         }
 
     # Effects
@@ -227,7 +222,7 @@ class StageWorker:
             case Compute():
                 self._start(effect)
             case Send():
-                send(effect.peer, self._frame(effect))
+                send(effect.peer, _frame(effect))
             case (
                 SendOffer() | AskChunk() | SendChunk() | SendTaken() | SendUsed() | SendWant() | WantBlob() | SendGone()
             ):
@@ -277,8 +272,9 @@ class StageWorker:
             return
         stage, view = self._stage, self.machine.view
         assert stage is not None and view is not None
-        last_step = view.last_step
-        self._computing = asyncio.ensure_future(self._parts.compute.run(lambda: stage.run(work, last_step)))
+        last_step, codec = view.last_step, self.rates.tag(work)
+        computing = self._parts.compute.run(lambda: stage.run(work, last_step, codec), work.action)
+        self._computing = asyncio.ensure_future(computing)
         self._parts.background.spawn(self._finish(work, self._computing))
 
     async def _finish(self, work: Compute, computing: asyncio.Future[Payload]) -> None:
@@ -294,13 +290,6 @@ class StageWorker:
             return
         if not self._closing:
             self.feed(event)
-
-    def _frame(self, send: Send) -> Frame:
-        assert self._stage is not None
-        is_basis = is_basis_microbatch(self._parts.config, send.step, send.microbatch)
-        length, codec = len(send.payload), BASIS_CODEC.tag if is_basis else self._stage.engine.codec_tag(send.kind)
-        header = Header(send.kind, length, send.view, send.step, send.microbatch, send.stage, codec)
-        return Frame(header, send.payload)
 
     def _report(self, step: int) -> None:
         assert self._stage is not None
@@ -318,6 +307,18 @@ class StageWorker:
             wire=WireTotals.of(self._parts.transport.counters),
             microbatches=numbers.microbatches,
             weights=numbers.weights,
+            costs=self._meter.lap(),
         )
+        self._parts.tracer.step(step, self._step_began, now)
         self._step_began, self._busy_before = now, busy
+        for change in self.rates.step_applied(report.seconds, report.compute_seconds):
+            reason = f"stage {self.stage} after step {step}: {change}"
+            logger.info("%s", reason)
+            self._parts.tell({"type": "rate", "step": step, "reason": reason})
         self._parts.report(report)
+
+
+def _frame(send: Send) -> Frame:
+    coded: Coded = send.payload
+    header = Header(send.kind, len(coded.payload), send.view, send.step, send.microbatch, send.stage, coded.codec)
+    return Frame(header, coded.payload)

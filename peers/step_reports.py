@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from peers.floor_report import floor_report
+from peers.step_costs import StepCosts
 from peers.transport import TrafficCounters
 from protocol.config import RunConfig
 from protocol.errors import BadFrame
@@ -107,6 +109,7 @@ class StepReport:
         wire: its totals when it had applied the step.
         microbatches: how many of the step's it did.
         weights: hash of the weights after the step, hexadecimal; all replicas of a stage have the same. "": not known.
+        costs: what the step cost this replica.
     """
 
     step: int
@@ -119,10 +122,11 @@ class StepReport:
     wire: WireTotals
     microbatches: int = 0
     weights: str = ""
+    costs: StepCosts = field(default_factory=StepCosts)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
-        return {**asdict(self), "wire": self.wire.as_tuple()}
+        return {**asdict(self), "wire": self.wire.as_tuple(), "costs": self.costs.to_json()}
 
     @classmethod
     def from_json(cls, value: Any) -> StepReport:
@@ -134,7 +138,8 @@ class StepReport:
         try:
             step, stage, loss = value["step"], value["stage"], value["loss"]
             numbers = {name: value[name] for name in ("gradient_norm", "learning_rate", "seconds", "compute_seconds")}
-            wire, done, weights = WireTotals.from_json(value["wire"]), value["microbatches"], value["weights"]
+            wire, costs = WireTotals.from_json(value["wire"]), StepCosts.from_json(value["costs"])
+            done, weights = value["microbatches"], value["weights"]
         except (LookupError, TypeError) as error:
             raise BadFrame(f"expected a step report, got {str(value)[:80]!r}") from error
         if not (_is_count(step) and _is_count(stage) and _is_count(done)):
@@ -143,7 +148,7 @@ class StepReport:
             raise BadFrame(f"expected a hash of the weights after step {step}, got {str(weights)[:40]!r}")
         if not all(map(_is_finite, (*numbers.values(), 0.0 if loss is None else loss))):
             raise BadFrame(f"expected finite numbers in the report of step {step}")
-        return cls(step=step, stage=stage, loss=loss, wire=wire, microbatches=done, weights=weights, **numbers)
+        return cls(step, stage, loss, wire=wire, microbatches=done, weights=weights, costs=costs, **numbers)
 
 
 def is_hash(value: Any) -> bool:
@@ -161,13 +166,14 @@ def _is_finite(value: Any) -> bool:
 
 
 def summarise(
-    config: RunConfig, rows: Sequence[Mapping[str, Any]], wire: WireTotals, wire_tokens: int
+    config: RunConfig, rows: Sequence[Mapping[str, Any]], wire: WireTotals, wire_tokens: int, payloads: tuple[int, int]
 ) -> dict[str, Any]:
     """The report's numbers.
 
     Args:
         rows: all steps, those of earlier starts too.
         wire: what all daemons have sent for `wire_tokens` trained tokens.
+        payloads: bytes of a microbatch forward and backward, as the run's codecs declare them.
     """
     forward, backward = wire.per_token(wire_tokens, config.pipeline.stages - 1)
     dense, losses = 2.0 * config.model.dim, [row["loss"] for row in rows if row["loss"] is not None]
@@ -177,6 +183,7 @@ def summarise(
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
         "step_seconds_median": statistics.median(row["seconds"] for row in rows) if rows else None,
+        **floor_report(rows),
         "wire": {
             "forward_bytes_per_token": forward,
             "backward_bytes_per_token": backward,
@@ -189,7 +196,22 @@ def summarise(
             "chunk_payload_bytes": wire.chunk_payload,
             "chunk_header_bytes": wire.chunk_header,
             "overhead_fraction": wire.overhead_fraction,
+            "declared_ratio": _over_declared(wire, wire_tokens / config.tokens_per_microbatch, config, payloads),
             "tokens": wire_tokens,
             "totals": wire.as_tuple(),
         },
     }
+
+
+def _over_declared(
+    wire: WireTotals, microbatches: float, config: RunConfig, payloads: tuple[int, int]
+) -> dict[str, float | None]:
+    """Bytes on the socket over what the codecs declare; `all`: both ways, with the control messages."""
+    crossings = microbatches * (config.pipeline.stages - 1)
+    forward, backward = wire.forward_payload + wire.forward_header, wire.backward_payload + wire.backward_header
+    pairs = {
+        "forward": (forward, payloads[0]),
+        "backward": (backward, payloads[1]),
+        "all": (forward + backward + wire.control, sum(payloads)),
+    }
+    return {name: sent / (crossings * size) if crossings * size else None for name, (sent, size) in pairs.items()}

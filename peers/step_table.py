@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from peers.floor_meter import FloorMeter, Premises
+from peers.floor_report import floor_fields
 from peers.step_reports import HASH_DIGITS, LATE_STEPS, MOST_PENDING, StepReport, WireTotals
 from peers.wire_ledger import Source, WireLedger
 from protocol.config import RunConfig
 
 
 class StepTable:
-    """Gathers reports into rows. `next_step` is the step of the next row."""
+    """Gathers reports into rows. `next_step` is the step of the next row; `meter` knows what steps cost."""
 
-    def __init__(self, config: RunConfig, next_step: int = 1) -> None:
+    def __init__(self, config: RunConfig, next_step: int = 1, premises: Premises | None = None) -> None:
         self.config, self.next_step = config, next_step
+        self.meter = FloorMeter(config, premises or Premises())
         self._pending: dict[int, dict[int, StepReport]] = {}
         self._told: dict[int, dict[Source, WireTotals]] = {}
         self._ledger, self._wire, self._wire_step = WireLedger(), WireTotals(), next_step - 1
@@ -36,6 +39,7 @@ class StepTable:
         self.next_step = min(self.next_step, step + 1)
         self._pending = {s: reports for s, reports in self._pending.items() if s <= step}
         self._told = {s: told for s, told in self._told.items() if s <= step}
+        self.meter.forget_after(step)
         self._wire_step = min(self._wire_step, self.next_step - 1)
 
     def add(self, report: StepReport, source: Source = ("", "")) -> list[dict[str, Any]]:
@@ -45,6 +49,7 @@ class StepTable:
             return []
         told = self._told.setdefault(max(report.step, self.next_step), {})
         told[source] = told.get(source, report.wire).larger(report.wire)
+        self.meter.note(source[0], report.stage, report.step, report.costs)
         if report.step >= self.next_step:
             self._pending.setdefault(report.step, {}).setdefault(report.stage, report)
         return self._complete()
@@ -99,7 +104,9 @@ class StepTable:
             "backward_bytes_per_token": backward,
             "gradient_norms": [report.gradient_norm if report else None for report in stages],
             "compute_seconds": [report.compute_seconds if report else None for report in stages],
+            "cpu_seconds": [report.costs.cpu_seconds if report else None for report in stages],
             "weights": [report.weights[:HASH_DIGITS] if report else "" for report in stages],
+            **floor_fields(self.meter.floor(first.step), first.seconds),
         }
 
     def _bytes_per_token(self, step: int, tokens: int) -> tuple[float, float]:

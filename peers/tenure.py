@@ -138,6 +138,11 @@ class Tenure:
         if self.worker is not None:
             self.worker.feed(Stalled(peer))
 
+    def budget(self, seconds: float | None) -> None:
+        """The coordinator's word on what a link may take in a step; None: it has none."""
+        if self.worker is not None and seconds is not None:
+            self.worker.rates.told = seconds
+
     def _tell_view(self, peer: str) -> None:
         self._parts.send(peer, control({"type": "view", "record": self._record}))
 

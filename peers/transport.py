@@ -64,17 +64,21 @@ TransportEvent = FrameReceived | FrameRefused | LinkLost | LinkRestored | Transp
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of one frame kind, counted where they are handed to the socket."""
+    """Bytes of one frame kind, counted where they are handed to the socket. `header_bytes`: all that is not payload."""
 
     frames: int = 0
     header_bytes: int = 0
     payload_bytes: int = 0
 
     def add(self, frame: Frame) -> None:
-        """Count one frame."""
-        self.frames += 1
-        self.header_bytes += HEADER_BYTES
-        self.payload_bytes += len(frame.payload)
+        """Count one frame that travels whole."""
+        self.count(1, HEADER_BYTES, len(frame.payload))
+
+    def count(self, frames: int, header_bytes: int, payload_bytes: int) -> None:
+        """Count a piece: of no frame, or of the frame that begins with it."""
+        self.frames += frames
+        self.header_bytes += header_bytes
+        self.payload_bytes += payload_bytes
 
 
 def _empty() -> dict[Kind, Traffic]:

@@ -16,13 +16,17 @@ from protocol.stage_cost import StageCost
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer that is present: `stage` is where it was (None: nowhere), `held[stage]` the steps it has in files."""
+    """A peer that is present: `stage` is where it was (None: nowhere), `held[stage]` the steps it has in files.
+
+    `hidden`: it accepts no connections, so it cannot meet another one that does not.
+    """
 
     peer: str
     held: Mapping[int, Sequence[int]] = field(default_factory=dict)
     stage: int | None = None
     speed: float = 1.0
     memory: int = 0
+    hidden: bool = False
 
     def has(self, stage: int, step: int) -> bool:
         """Whether it needs to fetch nothing."""
@@ -116,8 +120,10 @@ def _seated(candidates: Sequence[Candidate], costs: Sequence[StageCost], step: i
     return tuple(tuple(c.peer for c in candidates if seats.get(c.peer) == s) for s in stages)
 
 
-def _preference(stage: int) -> Callable[[Candidate], tuple[bool, float]]:
-    return lambda candidate: (candidate.stage != stage, -candidate.speed)
+def _preference(stage: int) -> Callable[[Candidate], tuple[bool, bool, float]]:
+    """Where it was, then with every second stage for those that are hidden, then the fast."""
+    even = stage % 2 == 0
+    return lambda candidate: (candidate.stage != stage, candidate.hidden != even, -candidate.speed)
 
 
 def _further(

@@ -1,22 +1,21 @@
 """The configuration of a run: one frozen, typed object. Every field says what it is; every rule is checked here.
 
 Everything in it must be the same on every peer, so it is part of the signed manifest. What is one machine's own
-affair (device, folders, ports) is not here; those are options of the commands. The section on data has a file of its
-own, `data_config.py`.
+affair (device, folders, ports) is not here; those are options of the commands. The sections on data and on the boundary
+have files of their own, `data_config.py` and `boundary_config.py`.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from protocol import strict_json
+from protocol.boundary_config import BoundaryConfig
 from protocol.data_config import DataConfig
-from protocol.errors import ConfigError
-from protocol.section import Section
+from protocol.section import Section, parse_section
 from protocol.task import IMAGE_SOURCES, Task, task_of
 
 
@@ -57,96 +56,6 @@ class ModelConfig(Section):
     def causal(self) -> bool:
         """Whether positions have an order: each looks at earlier ones only, and rotary angles tell how far back."""
         return self.family == "decoder"
-
-
-CodecName = Literal["float32", "bfloat16", "int8", "int6", "int4", "int3", "int2", "topk"]
-
-
-class BoundaryConfig(Section):
-    """What crosses between two stages."""
-
-    form: Literal["bottleneck", "projected", "reparam", "none"] = Field(
-        "bottleneck",
-        description="bottleneck: stages full-rank, the boundary narrows; projected: full-size output matrices kept "
-        "inside span(U); reparam: output matrices U @ Z; none: dense",
-    )
-    rank: int = Field(8, ge=1, description="k: numbers per token that cross (unused by form none)")
-    basis: Literal["random", "file", "moving"] = Field(
-        "random", description="random: U from the seed; file: given; moving: from the seed, then toward the gradients"
-    )
-    basis_path: str | None = Field(None, description="safetensors or npy file with U, d x k, for basis file")
-    move_every: int = Field(100, ge=2, description="steps between two moves of a moving basis")
-    move_rate: float = Field(0.1, gt=0, le=1, description="how far a basis moves: the tangent of its largest angle")
-    scaled_basis: bool = Field(
-        False,
-        description="rebuild by sqrt(d/k) U: an update of coordinates moves the stream as far as one of d",
-    )
-    codec: CodecName = Field(
-        "int4",
-        description="what each coordinate is on the wire; int*: quantised, rounded to nearest; topk: a baseline",
-    )
-    gradient_codec: CodecName | None = Field(
-        None, description="the same for gradients, where int* rounds at random and without bias; none: as codec"
-    )
-    block: int = Field(64, ge=1, description="most numbers of a token that share a scale, in int* codecs")
-    scale: Literal["bfloat16", "float8"] = Field(
-        "float8",
-        description="scales of int* codecs: bfloat16; float8: 5 bits of exponent, 3 of mantissa, no sign, in units of "
-        "a power of two a tensor",
-    )
-    levels: Literal["uniform", "normal"] = Field(
-        "normal", description="levels of int4, int3 and int2: normal: for Gaussian numbers; uniform: equally spaced"
-    )
-    rotation: Literal["none", "hadamard", "orthogonal"] = Field(
-        "none", description="seeded rotation of each token's numbers before an int* codec, undone after it"
-    )
-    lossless: Literal["none", "zstd"] = Field("none", description="last stage of every codec: zstd at level 1, or none")
-    keep: float = Field(1 / 16, gt=0, le=1, description="fraction of a token's numbers that topk sends")
-    fixed_embedding: bool = Field(True, description="a frozen random embedding that every stage adds from the seed")
-    stage_embeddings: bool = Field(True, description="stages after the first add their own trainable embedding")
-    stage_embedding: Literal["table", "low_rank", "bigram"] = Field(
-        "table", description="table: a row per id; low_rank: a short row, widened; bigram: a row per hashed pair of ids"
-    )
-    stage_embedding_size: int = Field(
-        64, ge=1, le=1 << 24, description="numbers in a short row (low_rank), or rows in all (bigram); unused by table"
-    )
-
-    @model_validator(mode="after")
-    def _stage_embedding_fits(self) -> BoundaryConfig:
-        low_rank = self.stage_embeddings and self.stage_embedding == "low_rank"
-        if low_rank and (self.form == "projected" or self.basis == "moving"):
-            raise ValueError(
-                'expected stage_embedding = "table" or "bigram" with form = "projected" or basis = "moving", whose '
-                'rows lie in span(U), got "low_rank": set form = "reparam" and basis = "random" for a confined stream'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _codecs_fit(self) -> BoundaryConfig:
-        names = {self.codec, self.gradient_codec or self.codec}
-        if self.rotation != "none" and not any(name.startswith("int") for name in names):
-            raise ValueError(
-                f"expected an int* codec with rotation = {self.rotation!r}, got {' and '.join(sorted(names))}: set "
-                f'codec or gradient_codec to one, or rotation = "none"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _basis_fits(self) -> BoundaryConfig:
-        if self.basis == "file" and self.basis_path is None:
-            raise ValueError('expected a basis_path for basis = "file", got none: add basis_path = "FILE"')
-        if self.basis != "file" and self.basis_path is not None:
-            raise ValueError(f'expected basis_path only with basis = "file", got it with basis = "{self.basis}"')
-        if self.scaled_basis and self.form == "none":
-            raise ValueError('expected scaled_basis = false with form = "none", which has no basis, got true')
-        if self.basis != "random" and self.form == "none":
-            raise ValueError(f'expected basis = "random" with form = "none", which has no basis, got "{self.basis}"')
-        if self.basis == "moving" and self.form not in ("projected", "reparam"):
-            raise ValueError(
-                f'expected form = "projected" or "reparam" for basis = "moving", got "{self.form}": only what is '
-                'confined to a basis can follow it; set basis = "random"'
-            )
-        return self
 
 
 class TrainConfig(Section):
@@ -286,32 +195,4 @@ def parse_config(values: dict[str, Any], origin: str) -> RunConfig:
     Raises:
         ConfigError: an unknown key (the nearest known one is suggested), a wrong type or a rule broken.
     """
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(_explain(detail) for detail in error.errors())
-        raise ConfigError(f"{origin}: {problems}") from error
-
-
-def _explain(detail: Any) -> str:
-    key = ".".join(map(str, detail["loc"])) or "run"
-    if detail["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{_suggest(detail['loc'])}"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "value_error":
-        return message if message.count(".") else f"{key}: {message}"
-    return f"{key}: {message[0].lower()}{message[1:]}, got {detail['input']!r}"
-
-
-def _suggest(location: tuple[str | int, ...]) -> str:
-    known = _fields_at(location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return f": did you mean '{close[0]}'?" if close else f": expected one of {', '.join(known)}"
-
-
-def _fields_at(location: tuple[str | int, ...]) -> list[str]:
-    section: type[BaseModel] = RunConfig
-    for part in location:
-        annotation = section.model_fields[str(part)].annotation
-        section = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type))
-    return list(section.model_fields)
+    return parse_section(RunConfig, values, origin, "run")

@@ -40,6 +40,9 @@ class Compute:
     RESET       microbatches to drop; None: all of the step    nothing
     STATE       nothing                                        the `Blob` of the state after `step`
     LOAD        the `Blob`                                     the hash of the weights
+
+    Attributes:
+        receiver: who gets what F or B makes, by the view at its start; "": nobody.
     """
 
     step: int
@@ -47,6 +50,7 @@ class Compute:
     payload: Payload = None
     codec: int = 0
     sender: str = ""
+    receiver: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

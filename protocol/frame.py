@@ -19,7 +19,7 @@ from typing import Any
 from protocol import strict_json
 from protocol.errors import BadFrame
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"Is"
 MAX_CONTROL_BYTES = 1 << 20
 
@@ -83,6 +83,14 @@ class Header:
         if kind not in Kind._value2member_map_:
             raise BadFrame(f"expected a frame kind in {[k.value for k in Kind]}, got {kind}")
         return cls(Kind(kind), length, view, step, microbatch, stage, codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A tensor frame's payload, and the tag of the codec that made it: sent again, it is still what it was."""
+
+    codec: int
+    payload: Buffer
 
 
 @dataclass(frozen=True, slots=True)

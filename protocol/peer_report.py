@@ -36,6 +36,7 @@ class PeerReport:
         broken: peers to which its link is down.
         microbatch_seconds: mean seconds of a recent microbatch, forward and backward; None: none yet.
         session: that of its join; "": not said.
+        least_seconds: with adaptive rates, what a step takes here at the least; None: not known, or not asked for.
     """
 
     view: int = 0
@@ -49,6 +50,7 @@ class PeerReport:
     broken: tuple[str, ...] = ()
     microbatch_seconds: float | None = None
     session: str = ""
+    least_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields of a `reports` message, without its `type`, rows and byte counts."""
@@ -65,6 +67,7 @@ class PeerReport:
             "broken": list(self.broken)[:MOST_BROKEN],
             "microbatch_seconds": self.microbatch_seconds,
             "session": self.session,
+            **({} if self.least_seconds is None else {"least_seconds": self.least_seconds}),
         }
 
 
@@ -98,8 +101,9 @@ def parse_report(message: Mapping[str, Any], stages: int) -> PeerReport:
         idle=idle,
         done=message["done"],
         broken=tuple(broken),
-        microbatch_seconds=_seconds(message.get("microbatch_seconds")),
+        microbatch_seconds=_seconds(message.get("microbatch_seconds"), "a microbatch"),
         session=str(session),
+        least_seconds=_seconds(message.get("least_seconds"), "a step"),
     )
 
 
@@ -132,9 +136,9 @@ def is_measure(value: Any, most: float) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= most
 
 
-def _seconds(value: Any) -> float | None:
+def _seconds(value: Any, what: str) -> float | None:
     if value is None:
         return None
     if not is_measure(value, 1e6) or value <= 0:
-        raise BadFrame(f"expected the seconds of a microbatch, got {str(value)[:40]}")
+        raise BadFrame(f"expected the seconds of {what}, got {str(value)[:40]}")
     return float(value)

@@ -143,7 +143,9 @@ class StepFlow:
         kind = Kind.FORWARD if forward else Kind.BACKWARD
         self.most_in_flight = max(self.most_in_flight, self.state.in_flight())
         payload, codec, sender = self._inputs.pop((kind, action.microbatch), (None, 0, ""))
-        return Compute(self.state.step, action, payload, codec, sender)
+        stage = self._place.stage + (1 if forward else -1)
+        receiver = self._place.server(stage, self.state.step, action.microbatch) or ""
+        return Compute(self.state.step, action, payload, codec, sender, receiver)
 
     # Asking and sending again
 

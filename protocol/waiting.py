@@ -42,7 +42,9 @@ def wait(run: RunState, now: float) -> list[Effect]:
 def _candidates(run: RunState) -> list[Candidate]:
     present = {p: m for p, m in run.members.items() if not m.away and not m.expected and m.leaving is None}
     rates = {worker.peer: worker.speed for worker in run.roster.resources(run.costs)}
-    return [Candidate(peer, m.held, m.stage, rates[peer], m.memory) for peer, m in present.items()]
+    return [
+        Candidate(peer, m.held, m.stage, rates[peer], m.memory, hidden=not m.addresses) for peer, m in present.items()
+    ]
 
 
 def _newest_allowed(run: RunState, candidates: list[Candidate]) -> int | None:

@@ -35,6 +35,7 @@ Announce = Annotated[
     str | None, typer.Option(metavar="MULTIADDR", help="The address others reach, e.g. /ip4/203.0.113.5/tcp/31337.")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Cores to compute on (default: all).")]
+Trace = Annotated[bool, typer.Option("--trace", help="Write what the last steps did, when, to trace.json (Perfetto).")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")]
 
 
@@ -57,12 +58,20 @@ def launch(
         bool, typer.Option(help="At the end, evaluate the whole model on held-out data, in one process.")
     ] = True,
     device: Device = "auto",
+    lab: Annotated[
+        Path | None,
+        typer.Option(metavar="LAB.toml", help="Let each live behind a line of its own, e.g. labs/home-80.toml (root)."),
+    ] = None,
+    lab_in_memory: Annotated[bool, typer.Option("--lab-in-memory", hidden=True)] = False,
     print_config: PrintConfig = False,
+    trace: Trace = False,
 ) -> None:
     """Run a coordinator and its peers on this machine, each its own process, over the real transport."""
     from peers.cli import launch as command
 
-    options = command.LaunchOptions(peers, steps, dir, resume, verify, evaluate, device, print_config)
+    options = command.LaunchOptions(
+        peers, steps, dir, resume, verify, evaluate, device, print_config, lab, lab_in_memory, trace
+    )
     raise typer.Exit(command.launch(run, options))
 
 
@@ -91,13 +100,27 @@ def coordinator_start(
     print_config: PrintConfig = False,
     verbose: Verbose = False,
     with_parent: Parent = None,
+    shared_cores: Annotated[int | None, typer.Option("--shared-cores", min=1, hidden=True)] = None,
+    lab: Annotated[Path | None, typer.Option("--lab", hidden=True)] = None,
 ) -> None:
     """Open a run, print its invite, wait for peers, and show the training."""
     from peers.cli import coordinator as command
     from peers.cli.coordinator_network import StartOptions
 
     options = StartOptions(
-        steps, dir, resume, wait_for, no_newcomers, host, port, announce, print_config, verbose, with_parent
+        steps,
+        dir,
+        resume,
+        wait_for,
+        no_newcomers,
+        host,
+        port,
+        announce,
+        print_config,
+        verbose,
+        with_parent,
+        shared_cores,
+        lab,
     )
     raise typer.Exit(command.start(run, options))
 
@@ -128,6 +151,7 @@ def peer_join(
     with_parent: Parent = None,
     fault: Annotated[str | None, typer.Option("--fault", hidden=True)] = None,
     load_file: Annotated[Path | None, typer.Option("--load-file", hidden=True)] = None,
+    trace: Trace = False,
 ) -> None:
     """Join a run, get a stage, and train until the run ends or Ctrl-C."""
     from peers.cli import peer as command
@@ -148,6 +172,7 @@ def peer_join(
         with_parent,
         fault,
         load_file,
+        trace,
     )
     raise typer.Exit(command.join(invite, options))
 

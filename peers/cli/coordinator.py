@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peers.cli.common import INTERRUPTED, console, on_interrupt, say, set_up_logging, watch_parent
 from peers.cli.coordinator_network import Opened, StartOptions, listened, open_transport
@@ -15,10 +17,14 @@ from peers.files import write_bytes
 from peers.leftovers import FolderLock
 from peers.run_folder import RunFolder
 from peers.screen import Screen
+from peers.transport import Transport
 from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.invite import Invite
 from protocol.membership_events import End
+
+if TYPE_CHECKING:
+    from peers.floor_meter import Premises
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +55,17 @@ def start(run: Path | None, options: StartOptions) -> int:
     set_up_logging(options.verbose)
     if options.resume is None:
         folder.refuse_existing()
-    opened = _open(config, folder, options)
+    opened = open_run(config, folder, options)
     with FolderLock(folder.root) as lock:
         return asyncio.run(_coordinate(opened, lock, options))
 
 
-def _open(config: RunConfig | None, folder: RunFolder, options: StartOptions) -> Opened:
+def open_run(config: RunConfig | None, folder: RunFolder, options: StartOptions) -> Opened:
+    """Check what the options ask for, and make the run's manifest or read it.
+
+    Raises:
+        UserError: the options, the data or the folder are wrong.
+    """
     from peers.basis_file import load_basis
     from peers.opening import check_resumed, load_data, new_run
 
@@ -76,11 +87,20 @@ def _open(config: RunConfig | None, folder: RunFolder, options: StartOptions) ->
 
 
 async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -> int:
+    def show(invite: Invite) -> None:
+        _print_invite(opened.folder, invite)
+
+    return await coordinate(opened, await open_transport(opened, lock, options), options, show)
+
+
+async def coordinate(
+    opened: Opened, transport: Transport, options: StartOptions, invite: Callable[[Invite], None]
+) -> int:
+    """Coordinate a run over `transport`, which is closed at its end; the exit code. `invite`: to the peers."""
     from peers.coordinator_daemon import CoordinatorDaemon
 
     manifest = opened.manifest
     screen = Screen(console, manifest.config, manifest.unigram_loss)
-    transport = await open_transport(opened, lock, options)
     try:
         if not opened.resumed:
             # Only now: had the port been taken, nothing of a run would have been left behind.
@@ -97,6 +117,7 @@ async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -
             opened.resumed,
             options.wait_for,
             not options.no_newcomers,
+            premises=_premises(options),
         )
         interrupted = asyncio.Event()
 
@@ -106,7 +127,7 @@ async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -
 
         on_interrupt(stop)
         await daemon.publish_manifest()
-        _print_invite(opened.folder, Invite(manifest.run_id, manifest.coordinator_key, addresses))
+        invite(Invite(manifest.run_id, manifest.coordinator_key, addresses))
         watch = asyncio.create_task(watch_parent(options.with_parent, stop))
         end = await daemon.run()
         watch.cancel()
@@ -117,6 +138,17 @@ async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -
         screen.close()
         await transport.close()
     return _conclude(opened, end, screen, interrupted.is_set())
+
+
+def _premises(options: StartOptions) -> Premises:
+    """What is known beforehand of the peers' machine and lines."""
+    from peers.floor_meter import Premises
+
+    if options.lab is None:
+        return Premises(options.shared_cores)
+    from peers.lab_lines import declared_lines
+
+    return Premises(options.shared_cores, declared_lines(options.lab))
 
 
 def _print_invite(folder: RunFolder, invite: Invite) -> None:

@@ -38,6 +38,8 @@ class StartOptions:
     print_config: bool
     verbose: bool
     with_parent: int | None
+    shared_cores: int | None = None
+    lab: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

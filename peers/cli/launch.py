@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,8 +14,13 @@ from rich.progress import Progress
 
 from peers.cli.common import console, say
 from peers.cli.coordinator import choose
+from peers.cli.coordinator_network import StartOptions
 from peers.config_file import format_config
-from peers.files import write_json
+from peers.files import write_bytes, write_json
+from peers.lab.lab_file import LabFile, read_lab
+from peers.lab.laboratory import Laboratory
+from peers.lab.meeting import check_meeting
+from peers.lab.namespaces import why_not
 from peers.launch import Swarm
 from peers.run_folder import RunFolder
 from protocol.config import RunConfig
@@ -35,6 +41,9 @@ class LaunchOptions:
     evaluate: bool
     device: str
     print_config: bool
+    lab: Path | None = None
+    lab_in_memory: bool = False
+    trace: bool = False
 
 
 def launch(run: Path | None, options: LaunchOptions) -> int:
@@ -47,21 +56,86 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
         return 0
     peers = config.pipeline.stages if options.peers is None else options.peers
     _check(config, peers, options.verify, resumed)
+    lab = _lab(options, config.pipeline.stages, peers)
     if not resumed:
         folder.refuse_existing()
     gradients = folder.root / "gradients"
+    for old in _traces(folder):
+        old.unlink()
     try:
-        code = Swarm(folder, say, spare=peers > config.pipeline.stages).run(
-            _coordinator_arguments(run, folder, options.steps, resumed, peers),
-            peers,
-            _peer_arguments(peers, options.device, gradients if options.verify else None),
-        )
+        kept = gradients if options.verify else None
+        code = _run(run, config, folder, options, peers, lab, kept)
+        if options.trace:
+            _merge_traces(folder)
         if code == 0 and options.evaluate:
             _evaluate(folder)
         return _verify(folder, gradients) if code == 0 and options.verify else code
     finally:
         if options.verify:
             shutil.rmtree(gradients, ignore_errors=True)
+
+
+def _lab(options: LaunchOptions, stages: int, peers: int) -> LabFile | None:
+    if options.lab is None:
+        if options.lab_in_memory:
+            raise UserError("expected --lab LAB.toml with --lab-in-memory: for example labs/home-80.toml")
+        return None
+    lab = read_lab(options.lab)
+    if (warning := check_meeting(lab, stages, peers)) is not None:
+        say(f"warning: {warning}")
+    return lab
+
+
+def _run(
+    run: Path | None,
+    config: RunConfig,
+    folder: RunFolder,
+    options: LaunchOptions,
+    peers: int,
+    lab: LabFile | None,
+    gradients: Path | None,
+) -> int:
+    """Train: on loopback, in a laboratory, or where there can be none, in this process over its model."""
+    reason = "as asked" if options.lab_in_memory else why_not() if lab is not None else None
+    if lab is not None and reason is not None:
+        say(f"no laboratory ({reason}): the peers run in one process, over the same model of the lines")
+        return _in_memory(None if options.resume and run is None else config, folder, options, peers, lab, gradients)
+    with nullcontext() if lab is None else Laboratory(lab, peers) as opened:
+        if opened is not None:
+            say(f"laboratory {opened.number}: change a line with scripts/wan_lab set {opened.number} HOME --up MBIT")
+        swarm = Swarm(folder, say, spare=peers > config.pipeline.stages, lab=opened)
+        resumed = options.resume is not None
+        of_coordinator = _coordinator_arguments(run, folder, options.steps, resumed, peers, options.lab)
+        return swarm.run(of_coordinator, peers, _peer_arguments(peers, options.device, gradients, options.trace))
+
+
+def _in_memory(
+    config: RunConfig | None,
+    folder: RunFolder,
+    options: LaunchOptions,
+    peers: int,
+    lab: LabFile,
+    gradients: Path | None,
+) -> int:
+    from peers.cli.launch_in_memory import InMemory, launch_in_memory
+
+    start = StartOptions(
+        options.steps,
+        folder.root,
+        options.resume,
+        wait_for=peers,
+        no_newcomers=True,
+        host=None,
+        port=None,
+        announce=None,
+        print_config=False,
+        verbose=False,
+        with_parent=None,
+        shared_cores=os.cpu_count() or 1,
+        lab=options.lab,
+    )
+    what = InMemory(lab, peers, _threads(peers), options.device, gradients)
+    return launch_in_memory(config, folder, start, what)
 
 
 def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:
@@ -76,25 +150,47 @@ def _check(config: RunConfig, peers: int, verify: bool, resumed: bool) -> None:
             f"expected --peers {stages} for --verify, one for each stage, got {peers}: replicas add their gradients up "
             "in another order than one process, so that only their losses can be compared"
         )
+    if verify and config.boundary.rates == "adaptive":
+        raise UserError(
+            'expected --verify on a run with rates = "fixed", got "adaptive": how a link rounds then follows from its '
+            "speed, and one process cannot round alike; leave --verify out, or set boundary.rates"
+        )
     if verify and resumed:
         raise UserError("expected --verify on a new run: the reference starts from the initial weights")
 
 
 def _coordinator_arguments(
-    run: Path | None, folder: RunFolder, steps: int | None, resumed: bool, peers: int
+    run: Path | None, folder: RunFolder, steps: int | None, resumed: bool, peers: int, lab: Path | None = None
 ) -> list[str]:
-    arguments = ["coordinator", "start", *([str(run)] if run else []), "--host", "127.0.0.1"]
+    arguments = ["coordinator", "start", *([str(run)] if run else [])]
     arguments += ["--resume" if resumed else "--dir", str(folder.root)]
+    arguments += ["--lab", str(lab)] if lab else []
     # All peers there will ever be are started here, so nobody would come to a stage that has lost its last one.
-    arguments += ["--wait-for", str(peers), "--no-newcomers"]
+    arguments += ["--wait-for", str(peers), "--no-newcomers", "--shared-cores", str(os.cpu_count() or 1)]
     return arguments + (["--steps", str(steps)] if steps else [])
 
 
-def _peer_arguments(peers: int, device: str, gradients: Path | None) -> list[str]:
+def _peer_arguments(peers: int, device: str, gradients: Path | None, trace: bool) -> list[str]:
     arguments = ["--verbose", "--device", device, "--threads", str(_threads(peers))]
     if gradients is not None:
         arguments += ["--keep-gradients", str(gradients)]
-    return arguments
+    return [*arguments, "--trace"] if trace else arguments
+
+
+def _merge_traces(folder: RunFolder) -> None:
+    """One trace of all peers, in the run's folder."""
+    from peers.trace import merge, read_trace
+
+    files = _traces(folder)
+    if not files:
+        say("  trace     none: no peer wrote one")
+        return
+    write_bytes(folder.trace, json.dumps(merge(map(read_trace, files))).encode())
+    say(f"  trace     {folder.trace} (open it at ui.perfetto.dev, or draw it with scripts/draw_trace)")
+
+
+def _traces(folder: RunFolder) -> list[Path]:
+    return [path for peer in folder.peers() if (path := peer / "trace.json").exists()]
 
 
 def _threads(peers: int) -> int:

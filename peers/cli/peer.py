@@ -21,6 +21,7 @@ from peers.cli.common import (
 from peers.faults import Fault
 from peers.leftovers import FolderLock
 from peers.peer_options import PeerOptions
+from peers.trace import StepTracer
 from protocol.errors import IsthmusError, UserError
 from protocol.invite import Invite
 from protocol.records import is_coordinators
@@ -45,6 +46,7 @@ class JoinOptions:
     with_parent: int | None
     fault: str | None
     load_file: Path | None
+    trace: bool = False
 
 
 def join(text: str, options: JoinOptions) -> int:
@@ -55,7 +57,9 @@ def join(text: str, options: JoinOptions) -> int:
     limit_threads(options.threads)
     device = choose_device(options.device)
     with held_folder(options.directory, Path("runs") / invite.run_id) as lock:
+        tracer = StepTracer() if options.trace else None
         own = PeerOptions(lock.folder, device, options.keep_gradients, fault=fault, load=options.load_file)
+        own = replace(own, tracer=tracer)
         return asyncio.run(_serve(invite, lock, own, options))
 
 
@@ -98,7 +102,7 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
         manifest = await fetch_manifest(transport, invite)
         say(f"run {manifest.run_id} found; folder {own.folder}, device {own.device}")
         data = await asyncio.to_thread(load_data, manifest.config, options.data, options.tokenizer, say)
-        own = replace(own, basis_DK=load_basis(manifest.config, options.basis))
+        own = replace(own, basis_DK=load_basis(manifest.config, options.basis), network_pid=transport.daemon_pid)
         daemon = PeerDaemon(transport, invite, manifest, data, own, say)
         interrupted = asyncio.Event()
 

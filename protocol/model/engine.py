@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compression.codec import Codec, Rounding
+from compression.codec import Rounding
 from compression.errors import CodecError
 from compression.seeded import derived_seed
 from compression.token_ids import decode_ids, encode_ids
@@ -64,27 +64,34 @@ class StageEngine:
         self._task = config.task
 
     def codec_tag(self, kind: Kind) -> int:
-        """The tag of the codec with which this stage sends frames of `kind`."""
+        """The tag of the codec with which this stage sends frames of `kind`, unless it is told another."""
         return self._codecs.forward.tag if kind is Kind.FORWARD else self._codecs.gradient.tag
 
-    def forward_ids(self, step: int, microbatch: int, ids: np.ndarray) -> Forwarded:
-        """The first stage's forward. `ids` is the whole microbatch, `[B, N]`."""
-        return self._forward((step, microbatch), torch.from_numpy(ids.astype(np.int64)), None)
+    def forward_ids(self, step: int, microbatch: int, ids: np.ndarray, send: int | None = None) -> Forwarded:
+        """The first stage's forward. `ids` is the whole microbatch, `[B, N]`; `send` as in `forward`."""
+        return self._forward((step, microbatch), torch.from_numpy(ids.astype(np.int64)), None, send)
 
-    def forward(self, step: int, microbatch: int, payload: Buffer, codec: int) -> Forwarded:
+    def forward(self, step: int, microbatch: int, payload: Buffer, codec: int, send: int | None = None) -> Forwarded:
         """A later stage's forward from the previous stage's payload.
+
+        Args:
+            codec: the tag of `payload`.
+            send: the tag of what is made; None: `codec_tag`.
 
         Raises:
             RemoteError: the payload does not decode.
         """
         ids, coordinates = self._decode_forward(payload, codec)
-        return self._forward((step, microbatch), ids, coordinates)
+        return self._forward((step, microbatch), ids, coordinates, send)
 
-    def backward(self, step: int, microbatch: int, payload: Buffer | None, codec: int) -> Buffer | None:
+    def backward(
+        self, step: int, microbatch: int, payload: Buffer | None, codec: int, send: int | None = None
+    ) -> Buffer | None:
         """Add this microbatch's gradients; the payload for the previous stage, None at the first.
 
         Args:
-            payload: the next stage's gradient; None at the last stage.
+            payload: the next stage's gradient, in `codec`; None at the last stage.
+            send: the tag of what is made; None: `codec_tag`.
 
         Raises:
             RemoteError: the payload does not decode.
@@ -99,7 +106,7 @@ class StageEngine:
         assert kept.coordinates.grad is not None
         what = f"gradient of step {step}, microbatch {microbatch}"
         state = gradient_rounding(self.config.seed, self.stage.index, step, microbatch)
-        return self._encode(self._codecs.gradient, kept.coordinates.grad, what, state)
+        return self._encode(Kind.BACKWARD, send, kept.coordinates.grad, what, state)
 
     def forward_basis(self) -> Forwarded:
         """The forward of the basis microbatch, which carries nothing."""
@@ -244,7 +251,9 @@ class StageEngine:
         self.reset()
         self.load(state, step)
 
-    def _forward(self, key: tuple[int, int], ids: torch.Tensor, coordinates: torch.Tensor | None) -> Forwarded:
+    def _forward(
+        self, key: tuple[int, int], ids: torch.Tensor, coordinates: torch.Tensor | None, send: int | None
+    ) -> Forwarded:
         coordinates = None if coordinates is None else coordinates.to(self.device).requires_grad_()
         kept = _Kept(ids.to(self.device), coordinates, None)
         with torch.set_grad_enabled(not self.config.pipeline.recompute):
@@ -253,7 +262,7 @@ class StageEngine:
         self._kept[key] = kept
         if loss is not None:
             return Forwarded(None, loss)
-        body = self._encode(self._codecs.forward, output, f"coordinates of step {key[0]}, microbatch {key[1]}")
+        body = self._encode(Kind.FORWARD, send, output, f"coordinates of step {key[0]}, microbatch {key[1]}")
         carried = ids[:, -self._task.carried :].numpy()
         return Forwarded(b"".join((encode_ids(carried, self._task.alphabet), body)), None)
 
@@ -265,7 +274,8 @@ class StageEngine:
         loss = self.stage.loss(inputs, output, targets)
         return loss, float(loss.detach())
 
-    def _encode(self, codec: Codec, x: torch.Tensor, what: str, state: Rounding | None = None) -> Buffer:
+    def _encode(self, kind: Kind, tag: int | None, x: torch.Tensor, what: str, state: Rounding | None = None) -> Buffer:
+        codec = self._codecs.by_tag(self.codec_tag(kind) if tag is None else tag)
         try:
             payload, _ = codec.encode(x, state)
         except CodecError as error:

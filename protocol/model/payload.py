@@ -1,5 +1,8 @@
 """What a tensor frame of a run carries: the codecs, the shapes, and the length that a header may state.
 
+With adaptive rates a frame may be in any codec between the two that the run sets, the rungs of its ladder, and has just
+the length that this one makes.
+
 A forward frame's payload is `ids | coordinates`, a backward frame's the gradient of the coordinates. Those of the basis
 microbatch (`protocol.basis_microbatch`) are empty forward, and the basis backward.
 """
@@ -14,7 +17,8 @@ from compression.token_ids import id_bytes
 from protocol.basis_microbatch import basis_payload_bytes, is_basis_microbatch
 from protocol.config import RunConfig
 from protocol.errors import BadFrame
-from protocol.frame import Header, Kind
+from protocol.frame import HEADER_BYTES, Header, Kind
+from protocol.rate_controller import Rung
 
 BASIS_CODEC = CastCodec("float32", *CASTS["float32"])  # whatever the run's: all stages must have the same bits
 
@@ -65,33 +69,58 @@ def codecs(config: RunConfig) -> CodecSet:
 
 
 def payload_rules(config: RunConfig) -> dict[Kind, PayloadRule]:
-    """The rules of forward and backward frames, by their codecs' own declarations."""
+    """The rules of forward and backward frames, by their codecs' own declarations: of those of the most bits."""
+    return {kind: rules[0] for kind, rules in _rules(config).items()}
+
+
+def _rules(config: RunConfig) -> dict[Kind, tuple[PayloadRule, ...]]:
+    """Of each rung, most bits first. A rung that is not shorter than the one before it is left out."""
     run, shape = codecs(config), coordinates_shape(config)
-    rules = {}
-    for kind, codec, ids in ((Kind.FORWARD, run.forward, ids_bytes(config)), (Kind.BACKWARD, run.gradient, 0)):
-        rules[kind] = PayloadRule(codec.tag, ids + codec.payload_bytes(shape), codec.exact_size)
-    return rules
+    forward, gradient = config.boundary.ladder, config.boundary.gradient_ladder
+    found: dict[Kind, tuple[PayloadRule, ...]] = {}
+    for kind, names, ids in ((Kind.FORWARD, forward, ids_bytes(config)), (Kind.BACKWARD, gradient, 0)):
+        rules: list[PayloadRule] = []
+        for codec in map(run.named, names):
+            most = ids + codec.payload_bytes(shape)
+            if not rules or most < rules[-1].most:
+                rules.append(PayloadRule(codec.tag, most, codec.exact_size))
+        found[kind] = tuple(rules)
+    return found
+
+
+def rate_ladders(config: RunConfig) -> dict[Kind, tuple[Rung, ...]]:
+    """What a link of the run can choose from, most bits first."""
+    run = codecs(config)
+    return {
+        kind: tuple(Rung(rule.codec, run.by_tag(rule.codec).name, HEADER_BYTES + rule.most) for rule in rules)
+        for kind, rules in _rules(config).items()
+    }
 
 
 class PayloadCheck:
     """The rules of all tensor frames of a run, those of the basis microbatch among them."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._config, self._rules = config, payload_rules(config)
+        self._config, self._rules = config, _rules(config)
         self._basis = {
             kind: PayloadRule(BASIS_CODEC.tag, basis_payload_bytes(config, kind), exact=True) for kind in self._rules
         }
 
     def most(self, kind: Kind) -> int:
         """The most bytes of any frame of `kind`."""
-        return max(self._rules[kind].most, self._basis[kind].most)
+        return max(self._rules[kind][0].most, self._basis[kind].most)
 
     def check(self, header: Header) -> None:
         """Raises:
         BadFrame: see `PayloadRule.check`.
         """
-        is_basis = is_basis_microbatch(self._config, header.step, header.microbatch)
-        (self._basis if is_basis else self._rules)[header.kind].check(header)
+        if is_basis_microbatch(self._config, header.step, header.microbatch):
+            return self._basis[header.kind].check(header)
+        rules = self._rules[header.kind]
+        rule = next((rule for rule in rules if rule.codec == header.codec), None)
+        if rule is None and len(rules) > 1:
+            raise BadFrame(f"expected a codec in {[rule.codec for rule in rules]}, got {header.codec}")
+        (rule or rules[0]).check(header)
 
 
 def ids_shape(config: RunConfig) -> tuple[int, int]:

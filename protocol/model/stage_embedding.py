@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from protocol.config import BoundaryConfig
+from protocol.boundary_config import BoundaryConfig
 
 _32_BITS = (1 << 32) - 1
 _ODD = 0x45D9F3B  # of 27 bits: times a number of 32 bits it stays below 2^63

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from convergence.meter import Case
-from protocol.config import BoundaryConfig, CodecName, RunConfig
+from protocol.boundary_config import BoundaryConfig, CodecName
+from protocol.config import RunConfig
 from protocol.frame import Kind
 from protocol.model.engine import StageEngine
 from protocol.model.payload import payload_rules

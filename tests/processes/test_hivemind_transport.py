@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from peers.hivemind_transport import INBOX_EVENTS
+from peers.hivemind_transport import INBOX_EVENTS, STREAMS
+from peers.segments import PREFIX_BYTES, SEGMENT_BYTES
 from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, TransportLost
 from protocol.errors import NetworkError
-from protocol.frame import HEADER_BYTES, Kind
+from protocol.frame import Kind
 
 sys.path.insert(0, str(Path(__file__).parent))
 helpers = importlib.import_module("hivemind_peers")
@@ -46,7 +47,8 @@ def test_frames_both_ways(tmp_path: Path) -> None:
         for traffic in (p.counters for p in (a, b)):
             for counted in (traffic.sent[Kind.FORWARD], traffic.received[Kind.FORWARD]):
                 assert counted.frames == len(payloads)
-                assert counted.header_bytes == len(payloads) * HEADER_BYTES
+                segments = sum(max(1, -(-len(payload) // SEGMENT_BYTES)) for payload in payloads)
+                assert counted.header_bytes == segments * PREFIX_BYTES
                 assert counted.payload_bytes == sum(map(len, payloads))
 
     run(test, tmp_path)
@@ -117,7 +119,7 @@ def test_a_reader_that_does_not_read_stops_the_sender(tmp_path: Path) -> None:
             for step in range(1000):
                 a.send(b.peer_id, forward(bytes(100), step))
             await a.drain(60)
-        assert b.counters.received[Kind.FORWARD].frames <= INBOX_EVENTS + 2  # one in the hand of each reader
+        assert b.counters.received[Kind.FORWARD].frames <= INBOX_EVENTS + STREAMS  # one in the hand of each reader
         for _ in range(3000):
             await next_of(b, FrameReceived)
 
@@ -229,7 +231,7 @@ def test_a_forgotten_peer_still_gets_what_was_queued(tmp_path: Path) -> None:
 
 
 def test_a_forgotten_peer_that_went_away_is_not_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peers.link.PARTING_SECONDS", 0.5)
+    monkeypatch.setattr("peers.links.PARTING_SECONDS", 0.5)
 
     async def test(make: Make) -> None:
         a, b = await make("a"), await make("b")

@@ -42,7 +42,7 @@ def test_different_headers_have_different_bytes(one: Header, other: Header) -> N
     assert (one.pack() == other.pack()) == (one == other)
 
 
-@given(st.binary(max_size=2 * HEADER_BYTES) | st.binary(min_size=16, max_size=16).map(lambda raw: b"Is\x01\x01" + raw))
+@given(st.binary(max_size=2 * HEADER_BYTES) | st.binary(min_size=16, max_size=16).map(lambda raw: b"Is\x02\x01" + raw))
 def test_bytes_that_are_no_header_raise_bad_frame_and_nothing_else(raw: bytes) -> None:
     try:
         header = Header.unpack(raw)

@@ -54,7 +54,16 @@ def test_only_two_files_know_hivemind() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["peers.cli.app", "protocol.stage_machine", "protocol.config", "protocol.membership", "protocol.frame"]
+    "module",
+    [
+        "peers.cli.app",
+        "peers.lab.forwarder",
+        "peers.lab.laboratory",
+        "protocol.stage_machine",
+        "protocol.config",
+        "protocol.membership",
+        "protocol.frame",
+    ],
 )
 def test_a_light_import_loads_neither_torch_nor_hivemind(module: str) -> None:
     program = f"import sys, {module}; print(sorted({{'torch', 'hivemind', 'matplotlib'}} & set(sys.modules)))"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "7ddffd10c7c1ac7de2fd3c0323fe3c6d9cdd911a08866d1e835a25076a74bb46"
+DEFAULT_HASH = "d1eede7e4186f746fccba3aaf0aa35df0d43f66299f72dc8e40d6a9a97562abc"
 
 
 def test_the_defaults_are_a_valid_run() -> None:
@@ -59,6 +59,18 @@ def test_derived_numbers() -> None:
         ({"boundary": {"basis_path": "u.npy"}}, 'boundary: expected basis_path only with basis = "file", got it with'),
         ({"boundary": {"basis": "moving"}}, 'expected form = "projected" or "reparam" for basis = "moving", got "bott'),
         ({"boundary": {"basis": "moving", "form": "none"}}, 'expected basis = "random" with form = "none"'),
+        ({"boundary": {"rates": "adaptive"}},
+         'boundary: expected more bits in codec than in least_codec, or in gradient_codec than in least_gradient'),
+        ({"boundary": {"rates": "adaptive", "codec": "topk"}},
+         'boundary: expected codec to be one of bfloat16, int8, int6, int4, int3, int2 with rates = "adaptive", got'),
+        ({"boundary": {"rates": "adaptive", "codec": "int8", "least_codec": "float32"}},
+         "expected least_codec to be one of bfloat16, int8, int6, int4, int3, int2 with rates"),
+        ({"boundary": {"rates": "adaptive", "codec": "int8", "least_codec": "bfloat16"}},
+         'expected least_codec of as many bits as codec = "int8" or fewer, got "bfloat16": lower it, or raise codec'),
+        ({"boundary": {"rates": "adaptive", "codec": "int8", "lossless": "zstd"}},
+         'boundary: expected lossless = "none" with rates = "adaptive", got "zstd": what a packed payload'),
+        ({"boundary": {"rates": "adaptive", "codec": "int8", "least_gradient_codec": "int3"}},
+         'boundary: expected least_gradient_codec = "int4" or more bits, got "int3": gradients in fewer bits'),
         ({"boundary": {"move_every": 1}}, "boundary.move_every: input should be greater than or equal to 2, got 1"),
         ({"checkpoint": {"copies": -1}}, "checkpoint.copies: input should be greater than or equal to 0, got -1"),
         ({"train": {"steps": 0}}, "train.steps: input should be greater than or equal to 1, got 0"),
@@ -137,6 +149,10 @@ def test_a_mistake_is_the_users() -> None:
         {"boundary": {"basis": "moving", "form": "projected", "move_every": 2, "move_rate": 1.0}},
         {"model": {"family": "vit", "patch": 8, "dim": 20}, "data": {"source": "digits"}},
         {"name": "a" * 40},
+        {"boundary": {"rates": "adaptive", "codec": "bfloat16", "least_codec": "int2"}},
+        {"boundary": {"rates": "adaptive", "codec": "int4", "least_codec": "int3"}},
+        {"boundary": {"rates": "adaptive", "codec": "bfloat16", "rotation": "hadamard"}},
+        {"boundary": {"least_codec": "topk", "least_gradient_codec": "int2"}},
     ],
     ids=str,
 )
@@ -169,10 +185,11 @@ OTHERS: dict[str, Any] = {"name": "other", "source": "text", "path": "x", "field
                           "lossless": "zstd", "family": "vit", "pooling": "class",
                           "optimizer": "adamw", "momentum": 0.5, "stage_embedding": "bigram",
                           "schedule": "gpipe", "credits": "fixed",
-                          "basis": "file", "basis_path": "x"}  # fmt: skip
+                          "basis": "file", "basis_path": "x", "rates": "adaptive",
+                          "least_codec": "int3", "least_gradient_codec": "int6"}  # fmt: skip
 BESIDE = {  # without which a value breaks a rule
     "source": {"path": "x"}, "path": {"source": "text"}, "rotation": {"codec": "int4"},
-    "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"},
+    "basis": {"basis_path": "x"}, "basis_path": {"basis": "file"}, "rates": {"codec": "int8"},
 }  # fmt: skip
 
 

@@ -20,12 +20,12 @@ from protocol.frame import (
 )
 
 HEADER = Header(Kind.BACKWARD, 0x01020304, view=0x05060708, step=0x090A0B0C, microbatch=0x0D0E, stage=15, codec=16)
-BYTES = bytes.fromhex("4973 01 02 08070605 0c0b0a09 0e0d 0f 10 04030201")
+BYTES = bytes.fromhex("4973 02 02 08070605 0c0b0a09 0e0d 0f 10 04030201")
 
 
 def test_the_layout_is_pinned() -> None:
     """Every peer must read what every other writes: a change here needs a new protocol version."""
-    assert (HEADER_BYTES, PROTOCOL_VERSION) == (20, 1)
+    assert (HEADER_BYTES, PROTOCOL_VERSION) == (20, 2)
     assert HEADER.pack() == BYTES
 
 
@@ -51,8 +51,8 @@ def test_each_kind_survives(kind: Kind) -> None:
         (BYTES + b"\0", "expected a header of 20 bytes, got 21"),
         (b"", "expected a header of 20 bytes, got 0"),
         (b"HT" + BYTES[2:], "expected a frame that starts with b'Is', got b'HT': not an Isthmus peer"),
-        (BYTES[:2] + b"\x02" + BYTES[3:], "expected protocol version 1, got 2: install the run's release"),
-        (BYTES[:2] + b"\x00" + BYTES[3:], "expected protocol version 1, got 0"),
+        (BYTES[:2] + b"\x03" + BYTES[3:], "expected protocol version 2, got 3: install the run's release"),
+        (BYTES[:2] + b"\x00" + BYTES[3:], "expected protocol version 2, got 0"),
         (BYTES[:3] + b"\x00" + BYTES[4:], r"expected a frame kind in \[1, 2, 3, 4\], got 0"),
         (BYTES[:3] + b"\x05" + BYTES[4:], r"expected a frame kind in \[1, 2, 3, 4\], got 5"),
     ],

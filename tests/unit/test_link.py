@@ -2,13 +2,19 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peers import link as module
-from peers.link import CannotOpen, Link, Links, Stream
-from peers.transport import LinkLost, TrafficCounters, TransportEvent
+from peers import links as module
+from peers.limits import Limits
+from peers.link import CannotOpen, Link, Stream
+from peers.links import MOST_LINKS_FROM_PEER, Incoming, Links
+from peers.segments import ACKNOWLEDGEMENT
+from peers.transport import LinkLost, LinkRestored, TrafficCounters, TransportEvent
+from protocol.errors import BadFrame
 from protocol.frame import Frame, Header, Kind
 
 FRAME = Frame(Header(Kind.FORWARD, 4), b"1234")
@@ -92,5 +98,124 @@ def test_close_does_not_wait_for_a_parting() -> None:
         async with asyncio.timeout(1):
             assert await links.close()
         assert len(asyncio.all_tasks()) == 2
+
+    run(test())
+
+
+class Somebody:
+    """A peer that takes frames over real streams of one machine, `streams` a link."""
+
+    def __init__(self, folder: Path, streams: int = 4) -> None:
+        self._path, self._streams = str(folder / "socket"), streams
+        self.counters, self.mine = TrafficCounters(), TrafficCounters()
+        self.got: asyncio.Queue[Frame] = asyncio.Queue()
+        self.events: asyncio.Queue[TransportEvent] = asyncio.Queue()
+        self._limits = Limits()
+        self._limits.set(Kind.FORWARD, 1 << 24)
+        self.incoming = Incoming(self._limits, self.counters)
+        self.writers: list[asyncio.StreamWriter] = []
+        self.mute = False
+
+    async def __aenter__(self) -> "Somebody":
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
+        self.links = Links(self._open, self.events.put, self.mine.sent)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.links.close()
+        self._server.close()
+        await asyncio.sleep(0.05)  # for the readers to see the end of their streams
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        if self.mute:
+            await reader.read()
+            return writer.close()
+        async with aclosing(self.incoming.frames("a", reader, writer)) as frames:
+            async for frame in frames:
+                await self.got.put(frame)
+        writer.close()
+
+    async def _open(self, peer: str) -> Sequence[Stream]:
+        return [await asyncio.open_unix_connection(self._path) for _ in range(self._streams)]
+
+
+def test_frames_arrive_over_all_streams_and_are_counted_at_both_ends(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Somebody(tmp_path) as somebody:
+            link = somebody.links.to("b")
+            payload = bytes(range(256)) * 4096
+            for step in range(5):
+                link.put(Frame(Header(Kind.FORWARD, len(payload), step=step), payload))
+            frames = [await somebody.got.get() for _ in range(5)]
+            assert sorted(frame.header.step for frame in frames) == list(range(5))
+            assert all(bytes(frame.payload) == payload for frame in frames)
+            await link.drain()
+            while link.measure().busy_seconds < 1e-9 or link._meter.inflight:  # the last acknowledgements
+                await asyncio.sleep(0.01)
+            sent, received = somebody.mine.sent[Kind.FORWARD], somebody.counters.received[Kind.FORWARD]
+            assert sent == received and (sent.frames, sent.payload_bytes) == (5, 5 * len(payload))
+            assert link.measure().sent_bytes == sent.payload_bytes + sent.header_bytes
+            assert somebody.counters.sent[Kind.CONTROL].header_bytes == 5 * 16 * len(ACKNOWLEDGEMENT)
+            assert link.measure().rtt_seconds is not None and len(somebody.writers) == 4
+
+    run(test())
+
+
+def test_a_broken_stream_is_reported_and_the_link_opens_new_ones(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Somebody(tmp_path) as somebody:
+            link = somebody.links.to("b")
+            await link.up.wait()
+            while len(somebody.writers) < 4:
+                await asyncio.sleep(0.01)
+            somebody.writers[2].close()
+            assert await somebody.events.get() == LinkLost("b", "the peer closed the stream")
+            link.put(FRAME)
+            assert await somebody.events.get() == LinkRestored("b")
+            assert (await somebody.got.get()).payload == b"1234"
+
+    run(test())
+
+
+def test_a_peer_that_acknowledges_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peers.link.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("peers.link.SILENCE_SECONDS", 0.3)
+
+    async def test() -> None:
+        async with Somebody(tmp_path) as somebody:
+            somebody.mute = True
+            somebody.links.to("b").put(FRAME)
+            lost = await somebody.events.get()
+            assert isinstance(lost, LinkLost) and "acknowledged nothing" in lost.reason
+
+    run(test())
+
+
+def test_an_acknowledgement_of_nothing_ends_the_link(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Somebody(tmp_path) as somebody:
+            link = somebody.links.to("b")
+            await link.up.wait()
+            while not somebody.writers:
+                await asyncio.sleep(0.01)
+            somebody.writers[0].write(ACKNOWLEDGEMENT)
+            lost = await somebody.events.get()
+            assert lost == LinkLost("b", "the peer acknowledged what was not sent")
+
+    run(test())
+
+
+def test_more_links_from_a_peer_than_can_be_are_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Somebody(tmp_path, streams=1) as somebody:
+            incoming = somebody.incoming
+            for link in range(MOST_LINKS_FROM_PEER):
+                incoming._enter("a", link)
+            incoming._enter("b", 0)
+            with pytest.raises(BadFrame, match="links from one peer"):
+                incoming._enter("a", 99)
+            incoming._leave("a", 1)
+            incoming._enter("a", 99)
 
     run(test())

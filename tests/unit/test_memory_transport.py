@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from peers.lab.access import Access
+from peers.lab.link_model import LinkModel
 from peers.memory_transport import MemoryNetwork, MemoryTransport
 from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, TransportEvent, TransportLost
 from protocol.errors import NetworkError
@@ -232,5 +234,68 @@ def test_a_lost_transport_is_told_so_once_and_is_silent() -> None:
         await b.close()
         joined(network, "b")
         assert await events(a) == [LinkRestored("b")]
+
+    run(test())
+
+
+def behind(up: float, down: float, delay: float) -> Access:
+    """A line with so many bytes a second each way, and the delay to the hub."""
+    return Access(LinkModel(up, delay), LinkModel(down, delay))
+
+
+def test_links_of_one_peer_share_its_line() -> None:
+    """Two frames of 50 kB to two peers, over 1 MB/s up: the second leaves when the first has."""
+
+    async def test() -> None:
+        network = MemoryNetwork(1)
+        a, b, c = (network.join(name, access=behind(1e6, 1e7, 0.05)) for name in "abc")
+        for transport in (a, b, c):
+            transport.limit(Kind.FORWARD, 1 << 20)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        a.send("b", forward(1, 50_000))
+        a.send("c", forward(2, 50_000))
+        await asyncio.gather(b.receive(), c.receive())
+        assert loop.time() - start >= 0.1 + 2 * 0.05
+        measure = a.links()["b"]
+        assert measure.rtt_seconds == 0.2 and measure.bytes_per_second == 1e6
+
+    run(test())
+
+
+def test_lines_carry_in_order_and_drain_waits_for_the_line_up() -> None:
+    async def test() -> None:
+        network = MemoryNetwork(1)
+        access = behind(1e6, 1e6, 0.01)
+        a, b = network.join("a", access=access), network.join("b")
+        b.limit(Kind.FORWARD, 1 << 20)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for number in range(10):
+            a.send("b", forward(number, 10_000))
+        await a.drain(60)
+        assert loop.time() - start >= 0.1
+        assert steps(await events(b)) == list(range(10))
+        access.change({"up_mbit": 0.8})
+        start = loop.time()
+        a.send("b", forward(10, 10_000))
+        await b.receive()
+        assert loop.time() - start >= 0.1
+        access.change({"up_mbit": 0, "delay_ms": 0})
+        for number in range(50):
+            a.send("b", forward(number))
+        assert steps(await events(b)) == list(range(50))
+
+    run(test())
+
+
+def test_a_peer_that_left_gets_nothing_that_was_still_at_the_hub() -> None:
+    async def test() -> None:
+        network = MemoryNetwork(1)
+        a, b = (network.join(name, access=behind(1e6, 1e6, 0.02)) for name in "ab")
+        a.send("b", control({"type": "hello"}))
+        await b.close()
+        (b,) = joined(network, "b")
+        assert await events(b) == []
 
     run(test())

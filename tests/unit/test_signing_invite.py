@@ -202,7 +202,7 @@ def test_a_run_id_is_its_name_and_changes_with_everything_that_fixes_the_run() -
         replace(MANIFEST_OF_DEFAULTS, unigram_loss=7.0),
         replace(MANIFEST_OF_DEFAULTS, coordinator_key=OTHER.public),
         replace(MANIFEST_OF_DEFAULTS, nonce="other"),
-        replace(MANIFEST_OF_DEFAULTS, protocol_version=2),
+        replace(MANIFEST_OF_DEFAULTS, protocol_version=3),
     ]
     ids = [manifest.run_id for manifest in variants]
     assert len(set(ids)) == len(ids)
@@ -213,7 +213,7 @@ def test_a_run_id_is_its_name_and_changes_with_everything_that_fixes_the_run() -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"protocol_version": 2}, "the run speaks protocol version 2, this release 1: install the release"),
+        ({"protocol_version": 3}, "the run speaks protocol version 3, this release 2: install the release"),
         ({"config_hash": "00"}, "does not hash to what it claims"),
         ({"config": {**RunConfig().model_dump(), "seed": 5}}, "does not hash to what it claims"),
         ({"config": {**RunConfig().model_dump(), "novelty": 5}}, "unknown key 'novelty'"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.config import BoundaryConfig
+from protocol.boundary_config import BoundaryConfig
 from protocol.errors import ConfigError
 from protocol.model.stage import Stage, whole_model_names
 from protocol.model.stage_embedding import hash_pairs, stage_embedding

@@ -118,13 +118,15 @@ def test_the_summary_by_hand() -> None:
     """Two steps of this start, 60 tokens; the row of an earlier start counts for the run, not for the wire."""
     rows = [{"step": s, "loss": 6.0 - s, "tokens": 30, "seconds": t} for s, t in ((1, 9.0), (2, 2.0), (3, 4.0))]
     wire = WireTotals(600, 120, 480, 120, 84, 5000, 40)
-    summary = summarise(TWO, rows, wire, wire_tokens=60)
+    summary = summarise(TWO, rows, wire, wire_tokens=60, payloads=(150, 120))
     assert {name: value for name, value in summary.items() if name != "wire"} == {
         "steps": 3,
         "tokens": 90,
         "loss_first": 5.0,
         "loss_last": 3.0,
         "step_seconds_median": 4.0,
+        "floor": None,
+        "step_over_floor": None,
     }
     assert summary["wire"] == {
         "forward_bytes_per_token": 12.0,
@@ -138,6 +140,11 @@ def test_the_summary_by_hand() -> None:
         "chunk_payload_bytes": 5000,
         "chunk_header_bytes": 40,
         "overhead_fraction": pytest.approx(324 / 1080),
+        "declared_ratio": {  # 4 microbatches of 150 and 120 bytes
+            "forward": pytest.approx(720 / 600),
+            "backward": pytest.approx(600 / 480),
+            "all": pytest.approx(1404 / 1080),
+        },
         "tokens": 60,
         "totals": (600, 120, 480, 120, 84, 5000, 40),
     }
@@ -145,12 +152,12 @@ def test_the_summary_by_hand() -> None:
 
 def test_the_summary_passes_over_rows_without_a_loss() -> None:
     rows = [{"step": s, "loss": loss, "tokens": 30, "seconds": 1.0} for s, loss in ((1, None), (2, 4.0), (3, None))]
-    summary = summarise(TWO, rows, WireTotals(), 90)
+    summary = summarise(TWO, rows, WireTotals(), 90, (150, 120))
     assert (summary["steps"], summary["loss_first"], summary["loss_last"]) == (3, 4.0, 4.0)
 
 
 def test_the_summary_of_a_run_that_did_nothing() -> None:
-    summary = summarise(TWO, [], WireTotals(), 0)
+    summary = summarise(TWO, [], WireTotals(), 0, (150, 120))
     assert (summary["steps"], summary["tokens"], summary["loss_last"]) == (0, 0, None)
     assert summary["wire"]["ratio_to_dense_bf16"] is None and summary["wire"]["overhead_fraction"] == 0.0
     json.dumps(summary)

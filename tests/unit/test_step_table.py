@@ -51,7 +51,10 @@ def test_a_row_by_hand() -> None:
         "backward_bytes_per_token": 312 / 30,
         "gradient_norms": [1.5, 2.5],
         "compute_seconds": [0.5, 1.0],
+        "cpu_seconds": [0.0, 0.0],
         "weights": ["", "0123456789abcdef"],
+        "floor": None,
+        "step_over_floor": None,
     }
     assert json.loads(json.dumps(row)) == row
 

@@ -1,0 +1,124 @@
+"""`isthmus launch --lab` where the system allows no laboratory: the same daemons in one process.
+
+Each peer has its own folder and compute thread, and its line is the laboratory's model of it, under the in-memory
+transport. Frames are whole there, not packets: what TCP does (slow start, what it sends again after a loss) and NAT are
+left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peers.cli.common import limit_threads, say, set_up_logging
+from peers.cli.coordinator import coordinate, open_run
+from peers.cli.coordinator_network import Opened, StartOptions
+from peers.cli.peer import choose_device
+from peers.lab.access import Access
+from peers.lab.lab_file import COORDINATOR, MEMORY_NAME, LabFile, Place, places
+from peers.leftovers import FolderLock
+from peers.memory_transport import MemoryNetwork
+from peers.peer_options import PeerOptions
+from peers.run_folder import RunFolder
+from protocol.config import RunConfig
+from protocol.errors import IsthmusError
+from protocol.invite import Invite
+
+PARTING_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """What is launched: `threads` of torch, in all."""
+
+    lab: LabFile
+    peers: int
+    threads: int
+    device: str
+    gradients: Path | None
+
+
+def launch_in_memory(config: RunConfig | None, folder: RunFolder, start: StartOptions, what: InMemory) -> int:
+    """Run the coordinator and its peers in this process; the exit code."""
+    set_up_logging(False)
+    limit_threads(what.threads)
+    device = choose_device(what.device)
+    opened = open_run(config, folder, start)
+    with FolderLock(folder.root):
+        return asyncio.run(_run(opened, start, what, device))
+
+
+async def _run(opened: Opened, start: StartOptions, what: InMemory, device: str) -> int:
+    network = MemoryNetwork(what.lab.seed)
+    lines = _lines(what.lab, what.peers)
+    peers = _Peers(network, lines, opened, what, device)
+    transport = network.join(COORDINATOR, access=lines[COORDINATOR])
+    try:
+        return await coordinate(opened, transport, start, peers.start)
+    finally:
+        await peers.end()
+
+
+def _lines(lab: LabFile, peers: int) -> dict[Place, Access]:
+    lines = {place: lab.at(place).access(seed).without_losses() for seed, place in enumerate(places(peers), lab.seed)}
+    for change in lab.changes:
+        said = {name: value for name, value in change.line.items() if name != "loss"}
+        for place in lines:
+            if change.home in ("all", place):
+                asyncio.get_running_loop().call_later(change.after_seconds, lines[place].change, said)
+    return lines
+
+
+@dataclass
+class _Peers:
+    network: MemoryNetwork
+    lines: dict[Place, Access]
+    opened: Opened
+    what: InMemory
+    device: str
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def start(self, invite: Invite) -> None:
+        """Let them join."""
+        say(f"run {invite.run_id}, folder {self.opened.folder.root}, all in this process")
+        self._tasks = [asyncio.create_task(self._serve(invite, index)) for index in range(self.what.peers)]
+
+    async def end(self) -> None:
+        """Give them time to end, as they do when the run has ended."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=PARTING_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, invite: Invite, index: int) -> None:
+        folder = self.opened.folder.peer(index)
+        with FolderLock(folder), (folder / "log.txt").open("a") as log:
+
+            def note(text: str) -> None:
+                log.write(f"{text}\n")
+                log.flush()
+
+            try:
+                note(await self._join(invite, index, folder, note))
+            except IsthmusError as error:
+                note(f"error: {error}")
+                say(f"peer {index} ended: {error}")
+
+    async def _join(self, invite: Invite, index: int, folder: Path, note: Callable[[str], None]) -> str:
+        from peers.basis_file import load_basis
+        from peers.discovery import fetch_manifest
+        from peers.opening import load_data
+        from peers.peer_daemon import PeerDaemon
+
+        transport = self.network.join(f"{MEMORY_NAME}{index}", access=self.lines[index])
+        try:
+            manifest = await fetch_manifest(transport, invite)
+            data = await asyncio.to_thread(load_data, manifest.config)
+            basis_DK = load_basis(manifest.config)
+            own = PeerOptions(folder, self.device, self.what.gradients, basis_DK=basis_DK)
+            return await PeerDaemon(transport, invite, manifest, data, own, note).run()
+        finally:
+            await transport.close()
