@@ -20,6 +20,7 @@ from peers.background import Background
 from peers.compute import ComputeThread
 from peers.link_rates import LinkRates
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
+from peers.stage_credits import StageCredits
 from peers.stage_files import StageFiles
 from peers.step_costs import StepMeter
 from peers.step_reports import StepReport, WireTotals
@@ -28,7 +29,6 @@ from peers.transport import Transport
 from protocol.basis_microbatch import is_moving_step, microbatches
 from protocol.blob import BlobKey, BlobKind
 from protocol.config import RunConfig
-from protocol.credits import CreditMeter
 from protocol.effects import (
     Accuse,
     AskChunk,
@@ -52,7 +52,7 @@ from protocol.effects import (
     StepApplied,
     WantBlob,
 )
-from protocol.events import Computed, CreditsChanged, Event, Spoiled, StateFound
+from protocol.events import Computed, Event, Spoiled, StateFound
 from protocol.frame import Coded, Frame, Header
 from protocol.membership_events import short_peer
 from protocol.messages import to_frame
@@ -140,8 +140,7 @@ class StageWorker:
         config = parts.config
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
-        measured = config.pipeline.credits == "measured"
-        self._credits = CreditMeter(config.pipeline.window) if measured else None
+        self._credits = StageCredits(config, stage)
         self.rates = LinkRates(config, parts.transport.links)
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
@@ -174,9 +173,9 @@ class StageWorker:
         """Let the protocol handle `event`, and carry out what it decides."""
         fault = self._parts.compute_parts.fault
         fault.came(event, self.machine.lacking)
-        credits = self._credits and self._credits.note(event, self.machine.applied + 1, time.monotonic())
-        if credits:
-            self.feed(CreditsChanged(credits))
+        changed = self._credits.note(event, self.machine.applied + 1)
+        if changed is not None:
+            self.feed(changed)
         for effect in self.machine.handle(event):
             self._perform(effect)
             fault.sent(effect, self.machine.view)

@@ -28,14 +28,13 @@ GAIN = 1.5  # of what is on its way without queues: 1.25 costs up to 10 % (`scri
 STEPS = 4  # of late, that count
 FEWEST = 4  # gradients that tell how often they come
 LEAST = 2  # one in work here, one on its way
+SHORTEST = 1e-6  # seconds between two gradients
 
 
-def credits(latency: float, interval: float, window: int) -> int:
+def credits(latency: float, interval: float) -> int:
     """Microbatches in flight for gradients that come `latency` seconds after their forwards, one every `interval`."""
-    if interval <= 0:
-        return window
     # Clocks are finer than the quotient means: 3.0000001 is 3.
-    return min(window, max(LEAST, math.ceil(GAIN * latency / interval - 1e-6) + 1))
+    return max(LEAST, math.ceil(GAIN * latency / interval - 1e-6) + 1)
 
 
 class CreditMeter:
@@ -53,9 +52,14 @@ class CreditMeter:
     @property
     def credits(self) -> int:
         """What the last steps call for; the window while nothing is known."""
+        return min(self.needed, self._window) if self._intervals else self._window
+
+    @property
+    def needed(self) -> int:
+        """The same without the bound; over the window, at least so many, as gradients would come faster. 0: unknown."""
         if not self._intervals:
-            return self._window
-        return credits(max(self._latencies), min(self._intervals), self._window)
+            return 0
+        return credits(max(self._latencies), min(self._intervals))
 
     def note(self, event: Event, step: int, now: float) -> int | None:
         """An event of the machine at `now`, while `step` is under way. At the step's end: the credits of the next."""
@@ -92,4 +96,6 @@ class CreditMeter:
 
 
 def _mean_interval(times: Sequence[float]) -> float | None:
-    return (times[-1] - times[0]) / (len(times) - 1) if len(times) >= FEWEST else None
+    if len(times) < FEWEST:
+        return None
+    return max((times[-1] - times[0]) / (len(times) - 1), SHORTEST)

@@ -103,7 +103,7 @@ def interleaving(name: str, layout: Layout) -> Interleaving:
 
 def best(layout: Layout) -> Outcome:
     """Of some fixed windows, and of measured credits where the stages are whole."""
-    arms = [layout.with_window(window) for window in (4, 8, 16, 32, UNLIMITED)]
+    arms = [layout.with_window(window) for window in (2, 4, 8, 16, 32, UNLIMITED)]
     outcomes = [simulate(arm, 2) for arm in arms]
     if layout.slices == 1:
         outcomes.append(simulate(layout.with_window(UNLIMITED, measured=True), STEPS))

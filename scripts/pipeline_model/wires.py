@@ -7,7 +7,7 @@ stream's packets are. Nothing is lost and nobody's rate is throttled: what conge
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulated_swarm.clock import Clock
@@ -30,15 +30,17 @@ class _Frame:
 
 
 class _Line:
-    """One direction of a home's link: pieces of several flows, by turns."""
+    """One direction of a home's link: pieces of several flows, by turns or, if `ranked`, the least flow's first."""
 
-    def __init__(self, clock: Clock, rate: float | None, leaves: Callable[[_Frame], None]) -> None:
-        self._clock, self._rate, self._leaves = clock, rate, leaves
-        self._flows: dict[Hashable, deque[_Frame]] = {}
+    def __init__(
+        self, clock: Clock, rate: float | None, leaves: Callable[[_Frame], None], *, ranked: bool = False
+    ) -> None:
+        self._clock, self._rate, self._leaves, self._ranked = clock, rate, leaves, ranked
+        self._flows: dict[int, deque[_Frame]] = {}
         self._busy = False
         self.bytes = 0.0
 
-    def put(self, flow: Hashable, frame: _Frame) -> None:
+    def put(self, flow: int, frame: _Frame) -> None:
         """A piece to send."""
         if self._rate is None:
             self.bytes += frame.piece
@@ -49,13 +51,11 @@ class _Line:
             self._next()
 
     def _next(self) -> None:
-        # A flow that was served goes to the end, unless flows are ranks: then the least has priority.
-        ranked = all(isinstance(flow, float) for flow in self._flows)
-        flow = min(self._flows, key=str) if ranked and self._flows else next(iter(self._flows), None)
-        self._busy = flow is not None
-        if flow is None:
+        self._busy = bool(self._flows)
+        if not self._busy:
             return
-        waiting = self._flows.pop(flow)
+        flow = min(self._flows) if self._ranked else next(iter(self._flows))
+        waiting = self._flows.pop(flow)  # and back, at the end, if there is more of it
         frame = waiting.popleft()
         if waiting:
             self._flows[flow] = waiting
@@ -73,7 +73,8 @@ class Wires:
 
     def __init__(self, clock: Clock, layout: Layout) -> None:
         self._clock, self._layout = clock, layout
-        self.up = [_Line(clock, home.up, self._fly) for home in layout.homes]
+        ranked = layout.order == "gradients first"
+        self.up = [_Line(clock, home.up, self._fly, ranked=ranked) for home in layout.homes]
         self.down = [_Line(clock, home.down, self._land) for home in layout.homes]
 
     def send(self, source: int, to: int, kind: Kind, arrived: Callable[[], None]) -> None:
@@ -85,7 +86,7 @@ class Wires:
             self.up[source].put(_flow(self._layout.order, frame), frame)
 
     def _fly(self, frame: _Frame) -> None:
-        self._clock.after(frame.delay, lambda: self.down[frame.to].put("", frame))
+        self._clock.after(frame.delay, lambda: self.down[frame.to].put(0, frame))
 
     def _land(self, frame: _Frame) -> None:
         frame.left -= 1
@@ -93,7 +94,7 @@ class Wires:
             frame.arrived()
 
 
-def _flow(order: Order, frame: _Frame) -> Hashable:
+def _flow(order: Order, frame: _Frame) -> int:
     if order == "fair":
         return frame.to
-    return "" if order == "fifo" else float(frame.kind is Kind.FORWARD)
+    return 0 if order == "fifo" else int(frame.kind is Kind.FORWARD)

@@ -16,8 +16,9 @@ from peers.memory_transport import MemoryNetwork
 from peers.stage_compute import ComputeParts, StageCompute
 from peers.stage_files import StageFiles
 from peers.stage_worker import StageWorker, WorkerParts
+from protocol.credits import CreditMeter
 from protocol.errors import RunFailed
-from protocol.events import ViewChanged
+from protocol.events import CreditsChanged, Stalled, ViewChanged
 from protocol.view import Replica, View
 
 
@@ -57,6 +58,24 @@ def test_a_failure_counts_only_while_the_stage_is_served(
         assert background.failure.done() is not closed
         assert worker.state()["weights"] == ""
         await background.close()
+        compute.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("credits", "told"), [("measured", True), ("fixed", False)])
+def test_the_machine_is_told_the_measured_credits(
+    credits: str, told: bool, small_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        compute = ComputeThread()
+        parts = worker_parts(small_run(pipeline={"credits": credits}), tmp_path, Background(), compute)
+        worker = StageWorker(parts, 0, Replica("peer-0"), 0, False, lambda peer: None)
+        heard: list[object] = []
+        monkeypatch.setattr(CreditMeter, "note", lambda _, event, step, now: 2 if event == Stalled() else None)
+        monkeypatch.setattr(worker.machine, "handle", lambda event: heard.append(event) or [])
+        worker.feed(Stalled())
+        assert heard == [CreditsChanged(2)] * told + [Stalled()]
         compute.close()
 
     asyncio.run(scene())

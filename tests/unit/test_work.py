@@ -7,7 +7,7 @@ import pytest
 from protocol.frame import Kind
 from protocol.outbox import Outbox
 from protocol.step_state import Phase, Signal, StepState
-from protocol.work import APPLY, Action, Verb
+from protocol.work import APPLY, Action, Schedule, Verb
 
 # Actions
 
@@ -93,6 +93,27 @@ def test_the_oldest_goes_forward_over_a_full_window() -> None:
     assert state.next_action(2) == Action.parse("F0")
     drive(state, (0, Signal.START_F), (0, Signal.END_F))
     assert state.in_flight() == 3 and state.next_action(2) is None
+
+
+def test_gpipe_does_all_forwards_first_whatever_the_credits() -> None:
+    state = StepState(1, range(3), False, False)
+    drive(state, *((0, s) for s in FORWARD), (0, Signal.GRADIENT), (1, Signal.INPUT))
+    assert state.next_action(1, Schedule.GPIPE) == Action.parse("F1")
+    drive(state, (1, Signal.START_F), (1, Signal.END_F))
+    assert state.next_action(9, Schedule.GPIPE) is None, "B0 waits for F2, which has no input yet"
+    drive(state, *((2, s) for s in FORWARD), (2, Signal.GRADIENT))
+    assert state.next_action(1, Schedule.GPIPE) == Action.parse("B0")
+    drive(state, (0, Signal.START_B), (0, Signal.END_B))
+    assert state.next_action(1, Schedule.GPIPE) is None, "in microbatch order here, too"
+    drive(state, *((1, s) for s in BACKWARD))
+    assert state.next_action(1, Schedule.GPIPE) == Action.parse("B2")
+
+
+def test_gpipe_goes_back_to_forwards_for_what_a_view_adds() -> None:
+    state = StepState(1, range(2), True, True)
+    drive(state, *((m, s) for m in range(2) for s in FORWARD[1:]), (0, Signal.START_B), (0, Signal.END_B))
+    state.add([5])
+    assert state.next_action(1, Schedule.GPIPE) == Action.parse("F5")
 
 
 def test_only_routed_microbatches_count() -> None:
