@@ -48,6 +48,18 @@ class _Wire:
     busy_until: float = 0.0
     last_arrival: float = 0.0
     sent_bytes: int = 0
+    used_seconds: float = 0.0  # something was on it, or waited for the lines at both ends, until `used_until`
+    used_until: float = 0.0
+
+    def use(self, since: float, until: float) -> None:
+        """Something is under way from `since` to `until`, which come in no particular order."""
+        start = max(since, self.used_until)
+        if until > start:
+            self.used_seconds, self.used_until = self.used_seconds + until - start, until
+
+    def busy_seconds(self, now: float) -> float:
+        """How long something was under way by `now`."""
+        return self.used_seconds - max(0.0, self.used_until - now)
 
 
 class MemoryNetwork:
@@ -145,25 +157,28 @@ class MemoryNetwork:
     def _occupy(self, source: str, destination: str, size: int) -> float:
         """Keep the wire busy for `size` bytes. Returns when the last of them has left."""
         wire = self._wires.setdefault((source, destination), _Wire())
-        start = max(asyncio.get_running_loop().time(), wire.busy_until)
-        wire.busy_until = start + (size / self._bandwidth if self._bandwidth else 0.0)
+        now = asyncio.get_running_loop().time()
+        wire.busy_until = max(now, wire.busy_until) + (size / self._bandwidth if self._bandwidth else 0.0)
         wire.sent_bytes += size
+        wire.use(now, wire.busy_until)
         return wire.busy_until
 
     def _carry(self, source: str, destination: str, size: int, now: float, arrive: Callable[[float], None]) -> None:
         """Put `size` bytes on the line up and, when the first of them is at the hub, on the line down."""
-        up, down = self._accesses[source].up, self._accesses[destination].down
+        up, down, wire = self._accesses[source].up, self._accesses[destination].down, self._wires[source, destination]
         if up.is_free and down.is_free:
             arrive(now)
             return
         last = up.put(size, now)
         if last is None:
             return
+        wire.use(now, last)
         first = self._at_hub[source] = max(up.first_arrival(size, last), self._at_hub[source] + _TICK_SECONDS)
 
         def go_down() -> None:
             end = down.put(size, max(first, last), first)
             if end is not None:
+                wire.use(first, end)
                 arrive(end)
 
         asyncio.get_running_loop().call_at(first, go_down)
@@ -188,7 +203,8 @@ class MemoryNetwork:
         rates = [r for r in (self._bandwidth, own.up.bytes_per_second, other.down.bytes_per_second) if r]
         rate = min(rates, default=None)
         rtt = sum(self._delay) + sum(way.delay for access in (own, other) for way in (access.up, access.down))
-        return LinkMeasure(rtt, rate, wire.sent_bytes / rate if rate else 0.0, wire.sent_bytes)
+        busy = wire.busy_seconds(asyncio.get_running_loop().time())
+        return LinkMeasure(rtt, rate, busy if rate else 0.0, wire.sent_bytes)
 
     def busy_until(self, source: str) -> float:
         """When the last byte that `source` has sent so far leaves it."""
