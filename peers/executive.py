@@ -196,8 +196,8 @@ class Executive:
         """A member gave its account. It is believed about stages that it was given, and about no others."""
         source = (peer, self.sessions[peer])
         self.record.note(source, reported.wire)
-        self.budget.note(peer, reported.account.least_seconds)
         self.record.tell(peer, reported.figures, self.membership.members[peer].addresses)
+        self.budget.note(peer, reported.account.least_seconds)
         self.decide(Heard(peer, reported.account))
         served = self._served.get(peer, ())
         steps = [report for report in reported.counted(self.view) if report.stage in served]

@@ -40,12 +40,14 @@ class FloorMeter:
         rules = payload_rules(config)
         self.payloads = rules[Kind.FORWARD].most, rules[Kind.BACKWARD].most
         self._costs: dict[tuple[str, int], dict[int, StepCosts]] = {}
+        self._first = 1 - RECENT_STEPS  # no step before it is kept
         self._figures: dict[str, PeerFigures] = {}
         self._lines: dict[str, LinkFacts] = {}
 
     def note(self, peer: str, stage: int, step: int, costs: StepCosts) -> None:
         """What `step` cost a replica of `stage`."""
-        self._costs.setdefault((peer, stage), {})[step] = costs
+        if step >= self._first:
+            self._costs.setdefault((peer, stage), {})[step] = costs
 
     def tell(self, peer: str, figures: PeerFigures, addresses: Sequence[str] = ()) -> None:
         """The newest figures of a peer, and where it is."""
@@ -63,16 +65,25 @@ class FloorMeter:
 
     def forget_after(self, step: int) -> None:
         """The run went back to `step`."""
+        self._first = min(self._first, step + 1 - RECENT_STEPS)
         self._costs = {who: {s: c for s, c in known.items() if s <= step} for who, known in self._costs.items()}
 
     def floor(self, step: int) -> Floor | None:
         """The floor of `step`; None: unknown. Rows are made in order: costs of earlier steps are dropped."""
-        self._costs = {who: _recent(known, step) for who, known in self._costs.items()}
-        self._costs = {who: known for who, known in self._costs.items() if known}
-        newest = {who: max((s for s in known if s <= step), default=None) for who, known in self._costs.items()}
-        costs = [self._of(*who, self._costs[who][s]) for who, s in newest.items() if s is not None]
+        self._forget_before(step - RECENT_STEPS + 1)
+        newest = {who: _newest(known, step) for who, known in self._costs.items()}
+        costs = [self._of(*who, found) for who, found in newest.items() if found is not None]
         floor = floor_of(costs, self._stages, self._premises.cores, self.payloads)
         return floor if floor is not None and floor.compute_seconds > 0 else None
+
+    def _forget_before(self, step: int) -> None:
+        # Not by a look at all that is kept, at every row: after a coordinator was away that is thousands of steps.
+        for known in self._costs.values():
+            for gone in range(self._first, step) if step - self._first < len(known) else list(known):
+                if gone < step:
+                    known.pop(gone, None)
+        self._first = max(self._first, step)
+        self._costs = {who: known for who, known in self._costs.items() if known}
 
     def _of(self, peer: str, stage: int, costs: StepCosts) -> PeerCosts:
         links = self.figures(peer).links or {}
@@ -99,5 +110,6 @@ class FloorMeter:
         return [figures for figures in self._figures.values() if peer in (figures.links or {})]
 
 
-def _recent(known: Mapping[int, StepCosts], step: int) -> dict[int, StepCosts]:
-    return {s: costs for s, costs in known.items() if s > step - RECENT_STEPS}
+def _newest(known: Mapping[int, StepCosts], step: int) -> StepCosts | None:
+    """The costs of the newest step up to `step`, if it is recent."""
+    return next((known[s] for s in range(step, step - RECENT_STEPS, -1) if s in known), None)

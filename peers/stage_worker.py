@@ -140,9 +140,9 @@ class StageWorker:
         config = parts.config
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
-        self.rates = LinkRates(config, parts.transport.links)
         measured = config.pipeline.credits == "measured"
         self._credits = CreditMeter(config.pipeline.window) if measured else None
+        self.rates = LinkRates(config, parts.transport.links)
         self._missing, self._closing = "", False
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None

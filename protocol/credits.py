@@ -5,8 +5,8 @@
 
 A step's first microbatch travels an empty pipeline, so the least L of a step is latency without queues. While forwards
 are left to do, gradients come back as fast as the slowest stage or link below lets them, one in I seconds. By Little's
-law L / I microbatches are on their way then, and one more is in work here; a quarter is added for what waits its turn
-at a busy stage. Both are measured in each step; of the last few the largest L and the least I count.
+law L / I microbatches are on their way then, and one more is in work here; half as many again are added for what waits
+its turn at a busy stage. Both are measured in each step; of the last few the largest L and the least I count.
 
 Too many credits cost memory only, and the window bounds that. Too few must not last, and do not. If it is for lack of
 credits that gradients come slowly, then w of them come in the time of one, I = (L + f + b) / w, where f and b, the
@@ -24,7 +24,7 @@ from protocol.events import Arrived, Computed, Event
 from protocol.frame import Kind
 from protocol.work import Verb
 
-GAIN = 1.25  # of what is on its way without queues
+GAIN = 1.5  # of what is on its way without queues: 1.25 costs up to 10 % (`scripts/pipeline_scale`)
 STEPS = 4  # of late, that count
 FEWEST = 4  # gradients that tell how often they come
 LEAST = 2  # one in work here, one on its way

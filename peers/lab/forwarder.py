@@ -36,6 +36,7 @@ CONTROL = "control.sock"
 _BATCH = 64  # packets from one home before the others have their turn
 _DESTINATION = slice(HEADER_BYTES + 16, HEADER_BYTES + 20)
 _AT_HOME = -1.0
+_PRIORITY = -15  # the programs in the homes may use all cores: the line between them is none of theirs
 
 
 class Port:
@@ -189,6 +190,8 @@ class Forwarder:
 def main(spec: Path) -> None:
     """Serve the laboratory that the file `spec` describes."""
     described = json.loads(spec.read_text())
+    with suppress(OSError):
+        os.nice(_PRIORITY)
     lab = parse_lab(described["lab"], str(spec))
     Forwarder(lab, described["homes"], described["number"], spec.parent / CONTROL).run()
 

@@ -106,6 +106,17 @@ def clean() -> list[int]:
     return cleaned
 
 
+def living() -> list[int]:
+    """The numbers of the laboratories that run."""
+    numbers = []
+    for number in sorted(int(path.stem) for path in FOLDER.glob("*.lock") if path.stem.isdecimal()):
+        if (file := _try_lock(number)) is None:
+            numbers.append(number)
+        else:  # dead; the next start removes it
+            os.close(file)
+    return numbers
+
+
 def _try_lock(number: int) -> int | None:
     path = FOLDER / f"{number}.lock"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

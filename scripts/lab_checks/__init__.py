@@ -1,0 +1,1 @@
+"""What a laboratory proves of itself, and what p2pd reaches in it."""
