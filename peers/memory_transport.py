@@ -18,11 +18,12 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from peers.lab.access import Access
 from peers.lab.link_model import LinkModel
 from peers.limits import Limits, check_outgoing
+from peers.memory_wire import Wire
 from peers.transport import (
     FrameReceived,
     FrameRefused,
@@ -39,27 +40,6 @@ from protocol.link_measure import LinkMeasure
 
 # Keeps two frames of one link apart: the loop does not promise the order of timers that are due at the same time.
 _TICK_SECONDS = 1e-6
-
-
-@dataclass(slots=True)
-class _Wire:
-    """One direction between two peers: when it is free to send, and when its last frame in order arrives."""
-
-    busy_until: float = 0.0
-    last_arrival: float = 0.0
-    sent_bytes: int = 0
-    used_seconds: float = 0.0  # something was on it, or waited for the lines at both ends, until `used_until`
-    used_until: float = 0.0
-
-    def use(self, since: float, until: float) -> None:
-        """Something is under way from `since` to `until`, which come in no particular order."""
-        start = max(since, self.used_until)
-        if until > start:
-            self.used_seconds, self.used_until = self.used_seconds + until - start, until
-
-    def busy_seconds(self, now: float) -> float:
-        """How long something was under way by `now`."""
-        return self.used_seconds - max(0.0, self.used_until - now)
 
 
 class MemoryNetwork:
@@ -87,7 +67,7 @@ class MemoryNetwork:
         self._loss, self._reorder, self._duplicate = loss, reorder, duplicate
         self._peers: dict[str, MemoryTransport] = {}
         self._crashed: set[str] = set()
-        self._wires: dict[tuple[str, str], _Wire] = {}
+        self._wires: dict[tuple[str, str], Wire] = {}
         self._accesses: dict[str, Access] = {}
         self._at_hub: dict[str, float] = {}  # when the last frame of each peer was at the hub
         self._records: dict[str, tuple[bytes, float]] = {}
@@ -156,7 +136,7 @@ class MemoryNetwork:
 
     def _occupy(self, source: str, destination: str, size: int) -> float:
         """Keep the wire busy for `size` bytes. Returns when the last of them has left."""
-        wire = self._wires.setdefault((source, destination), _Wire())
+        wire = self._wires.setdefault((source, destination), Wire())
         now = asyncio.get_running_loop().time()
         wire.busy_until = max(now, wire.busy_until) + (size / self._bandwidth if self._bandwidth else 0.0)
         wire.sent_bytes += size
@@ -198,7 +178,7 @@ class MemoryNetwork:
 
     def measure(self, source: str, destination: str) -> LinkMeasure:
         """The wire from `source` to `destination` as it is."""
-        wire = self._wires.get((source, destination), _Wire())
+        wire = self._wires.get((source, destination), Wire())
         own, other = self._accesses[source], self._accesses.get(destination, self._accesses[source])
         rates = [r for r in (self._bandwidth, own.up.bytes_per_second, other.down.bytes_per_second) if r]
         rate = min(rates, default=None)
