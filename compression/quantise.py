@@ -65,11 +65,13 @@ class BlockCodec:
         unit = self._format.unit(largest_NB)
         generator = None if state is None else state.generator(x.device)
         rows = max(1, _AT_ONCE // x_NBI[0].numel()) if x.device.type == "cpu" else len(x_NBI)
-        pieces = [
-            self._quantise(piece_NBI, piece_NB, unit, generator)
-            for piece_NBI, piece_NB in zip(torch.split(x_NBI, rows), torch.split(largest_NB, rows), strict=True)
-        ]
-        stored_NB, codes_NBI = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        pieces = torch.split(x_NBI, rows)
+        if generator is None:
+            stored_NB = self._least_loss(pieces, largest_NB, unit)
+        else:
+            stored_NB = self._format.round(largest_NB, unit, up=True)
+        scales = torch.split(_safe(self._format.value(stored_NB, unit))[..., None], rows)
+        codes_NBI = torch.cat([self._codes(*pair, generator) for pair in zip(pieces, scales, strict=True)])
         codes_NK = codes_NBI.flatten(1)[:, : x.shape[-1]]
         payload = torch.cat([*self._format.write(stored_NB, unit), pack(codes_NK, self._bits)])
         return to_bytes(payload), None if state is None else state.next()
@@ -96,49 +98,54 @@ class BlockCodec:
         x_NK = x.reshape(-1, x.shape[-1])
         return torch.nn.functional.pad(x_NK, (0, count * width - x.shape[-1])).view(-1, count, width)
 
-    def _quantise(
-        self, x_NBI: torch.Tensor, largest_NB: torch.Tensor, unit: torch.Tensor, generator: torch.Generator | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stored scales `[N, blocks]` and the codes, uint8."""
-        if generator is not None:
-            stored_NB = self._format.round(largest_NB, unit, up=True)
-            y_NBI = _divided(x_NBI, self._format.value(stored_NB, unit)).clamp_(-1, 1)
-            return stored_NB, self._levels.stochastic(y_NBI, generator).to(torch.uint8)
-        stored_NB = self._least_loss(x_NBI, largest_NB, unit)
-        y_NBI = _divided(x_NBI, self._format.value(stored_NB, unit))
-        return stored_NB, self._levels.nearest(y_NBI).to(torch.uint8)
+    def _codes(self, x_NBI: torch.Tensor, scale_NBI: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        """The codes, uint8."""
+        y_NBI = x_NBI / scale_NBI
+        if generator is None:
+            return self._levels.nearest(y_NBI).to(torch.uint8)
+        return self._levels.stochastic(y_NBI.clamp_(-1, 1), generator).to(torch.uint8)
 
-    def _least_loss(self, x_NBI: torch.Tensor, largest_NB: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """The stored scales that lose least."""
+    def _least_loss(self, pieces: Sequence[torch.Tensor], largest_NB: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """The stored scales that lose least. `pieces`: the numbers `[N, blocks, numbers]`, cut along N."""
         if self._bits not in _CLIPPING:
             return self._format.round(largest_NB, unit, up=True)
+        tried = [largest_NB * factor for factor in _CLIPPING[self._bits]]
+        tried = [self._format.value(self._format.round(scale_NB, unit, up=False), unit) for scale_NB in tried]
         best_NB, least_NB = largest_NB, torch.full_like(largest_NB, torch.inf)
-        for factor in _CLIPPING[self._bits]:
-            scale_NB = self._format.value(self._format.round(largest_NB * factor, unit, up=False), unit)
-            loss_NB = self._loss(x_NBI, scale_NB, largest_NB)
+        for scale_NB, missed_NB in zip(tried, self._missed(pieces, tried), strict=True):
+            # In units of the block's largest number: in numbers as they are it could overflow.
+            loss_NB = missed_NB * (scale_NB / _safe(largest_NB)).square_()
+            loss_NB = torch.where(scale_NB > 0, loss_NB, torch.inf)  # a scale that rounds to 0 loses the block
             best_NB = torch.where(loss_NB < least_NB, scale_NB, best_NB)
             least_NB = torch.minimum(loss_NB, least_NB)
         return self._format.round(best_NB, unit, up=False)
 
-    def _loss(self, x_NBI: torch.Tensor, scale_NB: torch.Tensor, largest_NB: torch.Tensor) -> torch.Tensor:
-        """The squared error of each block in units of its largest number: in numbers as they are it could overflow."""
-        y_NBI = _divided(x_NBI, scale_NB)
-        missed_NBI = y_NBI.sub_(self._levels.snap(y_NBI)).square_()
-        loss_NB = _fold(missed_NBI) * _divided(scale_NB, largest_NB).square_()
-        return torch.where(scale_NB > 0, loss_NB, torch.inf)  # a scale that rounds to 0 loses the block
+    def _missed(self, pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The squared error of each block in units of each of `scales`."""
+        rows = len(pieces[0])
+        safe = [torch.split(_safe(scale_NB)[..., None], rows) for scale_NB in scales]
+        # A piece stays in the cache while all scales are tried on it.
+        found = [[self._misses(piece, cut[index]) for cut in safe] for index, piece in enumerate(pieces)]
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+    def _misses(self, x_NBI: torch.Tensor, scale_NBI: torch.Tensor) -> torch.Tensor:
+        y_NBI = x_NBI / scale_NBI
+        return _fold(y_NBI.sub_(self._levels.snap(y_NBI)).square_())
 
 
-def _divided(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """`x` in units of its scale; 0 where the scale is 0."""
-    safe = torch.where(scale > 0, scale, torch.inf)
-    return x / (safe if x.dim() == scale.dim() else safe[..., None])
+def _safe(scale: torch.Tensor) -> torch.Tensor:
+    """What to divide by: where the scale is 0 the quotient is 0."""
+    return torch.where(scale > 0, scale, torch.inf)
 
 
 def _fold(x: torch.Tensor) -> torch.Tensor:
     """The sum over the last dimension, by halving it: an order that is the same on every device."""
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
-        kept = x[..., : x.shape[-1] - half].clone()
-        kept[..., :half] += x[..., x.shape[-1] - half :]
+        if x.shape[-1] % 2:
+            kept = x[..., : half + 1].clone()
+            kept[..., :half] += x[..., half + 1 :]
+        else:
+            kept = x[..., :half] + x[..., half:]
         x = kept
     return x.squeeze(-1)

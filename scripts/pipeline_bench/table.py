@@ -43,7 +43,7 @@ def _lines(title: str, row: Row, chains: Sequence[float | None]) -> Iterator[tup
     speed, floor = row["tokens_per_second"], floor_seconds(row)
     yield (
         title,
-        row["wire"],
+        _wire(row),
         f"{speed:,.0f}",
         *(number(ratio(speed, chain), ".2f") for chain in chains),
         f"{row['step_seconds']:,.2f}",
@@ -64,6 +64,13 @@ def _lines(title: str, row: Row, chains: Sequence[float | None]) -> Iterator[tup
             "1",
             *[NOTHING] * 4,
         )
+
+
+def _wire(row: Row) -> str:
+    """What crosses a boundary; of ours also the bytes per token, both ways, as declared and with frame headers."""
+    if row.get("declared_bytes_per_token") is None:
+        return str(row["wire"])
+    return f"{row['wire']}: {row['declared_bytes_per_token']:.2f} B/token, framed {row['frame_bytes_per_token']:.2f}"
 
 
 def _parts(floor: dict[str, Any]) -> str:

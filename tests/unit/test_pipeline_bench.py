@@ -121,7 +121,14 @@ def test_marked_processes_are_found_with_their_children_and_ended() -> None:
 def test_the_table_compares_with_the_chain_and_shows_the_floor() -> None:
     floor = {"compute_seconds": 1.0, "wire_seconds": 0.5, "fill_seconds": 0.6, "seconds": 1.6}
     rows = [
-        row("isthmus", speed=100.0, step_over_floor=1.25, floor=floor),
+        row(
+            "isthmus",
+            speed=100.0,
+            step_over_floor=1.25,
+            floor=floor,
+            declared_bytes_per_token=12.0,
+            frame_bytes_per_token=12.5,
+        ),
         row("hivemind-serial", speed=5.0),
         row("torch-1f1b", error="worker-1 ended"),
         row("isthmus", link="200", speed=50.0),
@@ -131,6 +138,7 @@ def test_the_table_compares_with_the_chain_and_shows_the_floor() -> None:
     on_80 = text.partition("**80 Mbit/s")[2].splitlines()
     ours = next(line for line in on_80 if "the default codec" in line)
     assert [cell.strip() for cell in ours.split("|")[3:9]] == ["100", "20.00", "-", "2.00", "1.25", "512"]
+    assert "bfloat16: 12.00 B/token, framed 12.50" in ours
     assert any("its floor: compute 1.00 s, wire 0.50 s, fill 0.60 s" in line and "| 125 |" in line for line in on_80)
     assert "- torch pipelining over gloo, 1F1B, bf16: worker-1 ended" in on_80
     assert text.index("**200 Mbit/s") < text.index("**80 Mbit/s")
