@@ -17,7 +17,7 @@ from protocol.frame import Kind
 from protocol.link_measure import LinkMeasure
 from protocol.membership_events import short_peer
 from protocol.model.payload import rate_ladders
-from protocol.rate_controller import RAISE_STEPS, Decision, LinkUse, RateController, budget_of
+from protocol.rate_controller import RAISE_STEPS, Decision, LinkUse, RateController, budget_of, uplink_seconds
 from protocol.work import Verb
 
 _KINDS = {Verb.FORWARD: Kind.FORWARD, Verb.BACKWARD: Kind.BACKWARD}
@@ -83,7 +83,7 @@ class LinkRates:
         self._steps.append(step_seconds)
         self._computes.append(compute_seconds)
         uses = self._uses()
-        uplink = sum(use.sending_seconds for use in uses.values())
+        uplink = uplink_seconds(uses.values())
         compute = statistics.median(self._computes)
         budget = budget_of(self.told, compute, statistics.median(self._steps))
         changes = []

@@ -18,11 +18,12 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from peers.lab.access import Access
 from peers.lab.link_model import LinkModel
 from peers.limits import Limits, check_outgoing
+from peers.memory_wire import Wire
 from peers.transport import (
     FrameReceived,
     FrameRefused,
@@ -39,15 +40,6 @@ from protocol.link_measure import LinkMeasure
 
 # Keeps two frames of one link apart: the loop does not promise the order of timers that are due at the same time.
 _TICK_SECONDS = 1e-6
-
-
-@dataclass(slots=True)
-class _Wire:
-    """One direction between two peers: when it is free to send, and when its last frame in order arrives."""
-
-    busy_until: float = 0.0
-    last_arrival: float = 0.0
-    sent_bytes: int = 0
 
 
 class MemoryNetwork:
@@ -75,7 +67,7 @@ class MemoryNetwork:
         self._loss, self._reorder, self._duplicate = loss, reorder, duplicate
         self._peers: dict[str, MemoryTransport] = {}
         self._crashed: set[str] = set()
-        self._wires: dict[tuple[str, str], _Wire] = {}
+        self._wires: dict[tuple[str, str], Wire] = {}
         self._accesses: dict[str, Access] = {}
         self._at_hub: dict[str, float] = {}  # when the last frame of each peer was at the hub
         self._records: dict[str, tuple[bytes, float]] = {}
@@ -144,26 +136,29 @@ class MemoryNetwork:
 
     def _occupy(self, source: str, destination: str, size: int) -> float:
         """Keep the wire busy for `size` bytes. Returns when the last of them has left."""
-        wire = self._wires.setdefault((source, destination), _Wire())
-        start = max(asyncio.get_running_loop().time(), wire.busy_until)
-        wire.busy_until = start + (size / self._bandwidth if self._bandwidth else 0.0)
+        wire = self._wires.setdefault((source, destination), Wire())
+        now = asyncio.get_running_loop().time()
+        wire.busy_until = max(now, wire.busy_until) + (size / self._bandwidth if self._bandwidth else 0.0)
         wire.sent_bytes += size
+        wire.use(now, wire.busy_until)
         return wire.busy_until
 
     def _carry(self, source: str, destination: str, size: int, now: float, arrive: Callable[[float], None]) -> None:
         """Put `size` bytes on the line up and, when the first of them is at the hub, on the line down."""
-        up, down = self._accesses[source].up, self._accesses[destination].down
+        up, down, wire = self._accesses[source].up, self._accesses[destination].down, self._wires[source, destination]
         if up.is_free and down.is_free:
             arrive(now)
             return
         last = up.put(size, now)
         if last is None:
             return
+        wire.use(now, last)
         first = self._at_hub[source] = max(up.first_arrival(size, last), self._at_hub[source] + _TICK_SECONDS)
 
         def go_down() -> None:
             end = down.put(size, max(first, last), first)
             if end is not None:
+                wire.use(first, end)
                 arrive(end)
 
         asyncio.get_running_loop().call_at(first, go_down)
@@ -183,12 +178,13 @@ class MemoryNetwork:
 
     def measure(self, source: str, destination: str) -> LinkMeasure:
         """The wire from `source` to `destination` as it is."""
-        wire = self._wires.get((source, destination), _Wire())
+        wire = self._wires.get((source, destination), Wire())
         own, other = self._accesses[source], self._accesses.get(destination, self._accesses[source])
         rates = [r for r in (self._bandwidth, own.up.bytes_per_second, other.down.bytes_per_second) if r]
         rate = min(rates, default=None)
         rtt = sum(self._delay) + sum(way.delay for access in (own, other) for way in (access.up, access.down))
-        return LinkMeasure(rtt, rate, wire.sent_bytes / rate if rate else 0.0, wire.sent_bytes)
+        busy = wire.busy_seconds(asyncio.get_running_loop().time())
+        return LinkMeasure(rtt, rate, busy if rate else 0.0, wire.sent_bytes)
 
     def busy_until(self, source: str) -> float:
         """When the last byte that `source` has sent so far leaves it."""

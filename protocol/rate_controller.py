@@ -17,15 +17,16 @@ A rise leads to 0.75 at most, so 10 % of noise in either number does not undo it
 
 What a link takes: bytes times seconds per byte, the lesser of two measures. *Busy*: something was under way, less a
 round trip for the way of the last byte. It holds what the queue behind the peer's other link on the same uplink costs,
-but on a quiet link a round trip for each microbatch. *Sending*: the bytes of all links over their bandwidths, as if all
-shared one uplink. It is too low while a bandwidth is believed that is past, and more than a link of its own takes.
+but on a quiet link a round trip for each microbatch. *Sending*: the bytes of all links over the largest bandwidth of
+any, as if all shared one uplink, or the link's own bytes over its own bandwidth if that is more. It is too low while a
+bandwidth is believed that is past, and more than a link takes that has no uplink to share.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.link_measure import LinkMeasure
@@ -109,14 +110,15 @@ class RateController:
         """A step has ended: what is decided for the next, if anything is.
 
         Args:
-            uplink_seconds: the sum of `sending_seconds` of all the peer's links.
+            uplink_seconds: what all the peer's links send would take on one uplink; see `uplink_seconds`.
             budget: None: nothing is known of the others yet.
             compute: this peer's seconds, to be told with the reason.
         """
         if not use.microbatches or not use.sent_bytes or not use.bytes_per_second:
             return None
         busy = max(0.0, use.busy_seconds - (use.rtt_seconds or 0.0))
-        self._costs.append(use.microbatches * min(busy, uplink_seconds) / use.sent_bytes)
+        sending = max(use.sending_seconds, uplink_seconds)
+        self._costs.append(use.microbatches * min(busy, sending) / use.sent_bytes)
         self._least.append(use.microbatches * self._ladder[-1].frame_bytes / use.bytes_per_second)
         self._microbatches = use.microbatches
         self._since += 1
@@ -163,6 +165,13 @@ class RateController:
         )
         self._at, self._since = rung, 0
         return Decision(before, self.rung, reason)
+
+
+def uplink_seconds(uses: Iterable[LinkUse]) -> float:
+    """What the bytes of all links take if they share one uplink, which is as fast as the fastest of them at least."""
+    known = [use for use in uses if use.bytes_per_second]
+    rate = max((use.bytes_per_second or 0.0 for use in known), default=0.0)
+    return sum(use.sent_bytes for use in known) / rate if rate else 0.0
 
 
 def budget_of(told: float | None, compute: float, step_seconds: float) -> float | None:

@@ -14,6 +14,7 @@ from stage_chain import chain, microbatches, run_config
 
 from peers.background import Background
 from peers.checkpoints import Checkpoints
+from peers.cli.launch import _check
 from peers.compute import ComputeThread
 from peers.coordinator_messages import budget_in, parse_rate, seen_message
 from peers.link_rates import LinkRates
@@ -24,7 +25,7 @@ from peers.stage_compute import ComputeParts
 from peers.stage_files import StageFiles
 from peers.stage_worker import StageWorker, WorkerParts
 from protocol.effects import Compute
-from protocol.errors import BadFrame
+from protocol.errors import BadFrame, UserError
 from protocol.events import Stalled, ViewChanged
 from protocol.frame import Frame, Header, Kind
 from protocol.link_measure import LinkMeasure
@@ -205,6 +206,12 @@ def test_messages_are_bounded() -> None:
     assert parse_rate({"step": 3, "reason": "x\n" * 999}) == (3, ("x " * 999)[:500])
     with pytest.raises(BadFrame, match="expected the step after which a rate changed"):
         parse_rate({"step": -1, "reason": ""})
+
+
+def test_one_process_cannot_round_as_links_did() -> None:
+    with pytest.raises(UserError, match='expected --verify on a run with rates = "fixed", got "adaptive"'):
+        _check(run_config(boundary=ADAPTIVE), 3, verify=True, resumed=False)
+    _check(run_config(boundary=ADAPTIVE), 3, verify=False, resumed=False)
 
 
 def test_what_is_sent_again_is_what_was_sent(small_run: Callable[..., Any], tmp_path: Path) -> None:

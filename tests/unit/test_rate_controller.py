@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.link_measure import LinkMeasure
-from protocol.rate_controller import MOST_RAISE_STEPS, LinkUse, RateController, Rung, budget_of
+from protocol.rate_controller import MOST_RAISE_STEPS, LinkUse, RateController, Rung, budget_of, uplink_seconds
 
 MICROBATCHES = 16
 LADDER = tuple(Rung(16 + bits, f"int{bits}", 1000 * bits) for bits in (8, 6, 4, 3))  # a frame has 1000 bytes a bit
@@ -69,7 +69,7 @@ class Pipeline:
         self.steps += 1
         for compute, links in zip(self.compute, self.links, strict=True):
             own, uses = self._noisy(compute), [self._use(link) for link in links]
-            uplink = sum(use.sending_seconds for use in uses)
+            uplink = uplink_seconds(uses)
             for number, (link, use) in enumerate(zip(links, uses, strict=True)):
                 found = link.controller.step(use, uplink, budget_of(self.budget, own, seconds), own)
                 if found is not None:
@@ -276,6 +276,12 @@ def test_what_happened_between_two_measures() -> None:
     assert LinkUse.between(before, after, 3) == LinkUse(3, 30, 2.0, 0.2, 6.0)
     opened_anew = LinkMeasure(0.2, 6.0, 1.5, 20)
     assert LinkUse.between(before, opened_anew, 3) == LinkUse(3, 20, 1.5, 0.2, 6.0)
+
+
+def test_links_on_one_uplink_take_what_the_faster_of_them_says() -> None:
+    slow, fast, unknown = (LinkUse(1, 100, 1.0, 0.0, rate) for rate in (10.0, 50.0, None))
+    assert uplink_seconds([slow, fast, unknown]) == 200 / 50
+    assert uplink_seconds([unknown]) == uplink_seconds([]) == 0.0
 
 
 def test_the_budget_is_the_runs_within_what_a_step_took() -> None:
