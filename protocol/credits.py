@@ -24,7 +24,7 @@ from protocol.events import Arrived, Computed, Event
 from protocol.frame import Kind
 from protocol.work import Verb
 
-GAIN = 1.5  # of what is on its way without queues: 1.25 costs up to 10 % (`scripts/pipeline_scale`)
+GAIN = 1.5  # of what is on its way without queues; docs/scale.md has what less and more cost
 STEPS = 4  # of late, that count
 FEWEST = 4  # gradients that tell how often they come
 LEAST = 2  # one in work here, one on its way
