@@ -45,6 +45,8 @@ _QUIET_NETWORK = {"nat_port_map": False, "auto_nat": False, "use_relay": False}
 _OWN_SESSION = (sys.executable, "-ISc", "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])")
 _TWIN_TRIES = 4
 _TWIN_WAIT_SECONDS = 0.2
+_YIELD_TRIES = 6
+_YIELD_SECONDS = 0.1
 
 _LONGEST_PEER_ID = 128
 
@@ -213,6 +215,18 @@ async def meet(p2p: P2P, met: Met) -> list[tuple[PeerID, str]]:
     if not answered:
         raise nobody(f"a peer at {' or '.join(address for _, address in met)}", errors[0])
     return answered
+
+
+async def yield_to(p2p: P2P, peer: PeerID) -> None:
+    """Wait a while for `peer` to connect to us. Of two peers that want each other one does so, before it dials.
+
+    libp2p dials from the port on which it listens. Two calls that cross on a long line become one TCP connection with
+    two callers: both begin the handshake, it fails, and libp2p's backoff holds up the next try by some seconds.
+    """
+    for _ in range(_YIELD_TRIES):
+        if any(known.peer_id == peer for known in await p2p._client.list_peers()):
+            return
+        await asyncio.sleep(_YIELD_SECONDS)
 
 
 async def start_node(p2p: P2P, met: Met, no_listen: bool, guard: RecordGuard | None) -> DHTNode:

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
@@ -45,6 +44,7 @@ from peers.hivemind_node import (
     start_node,
     start_own_p2pd,
     within,
+    yield_to,
 )
 from peers.limits import Limits, check_outgoing
 from peers.link import CannotOpen, Stream
@@ -196,6 +196,8 @@ class HivemindTransport:
     async def _dial(self, peer: str) -> None:
         assert self._p2p is not None
         if known := self._addresses.get(peer):
+            if self.peer_id > peer:
+                await yield_to(self._p2p, parsed_id(peer))
             await self._p2p._client.connect(parsed_id(peer), known)
 
     def forget(self, peer: str) -> None:
@@ -210,19 +212,20 @@ class HivemindTransport:
             self._links.forget(peer, parted)
 
     async def _open_streams(self, peer: str) -> list[Stream]:
-        opened: list[Stream] = []
+        with suppress(*NO_ANSWER):  # p2pd may be connected, or know another address
+            await within(ANSWER_SECONDS, self._dial(peer))
+        opening = [asyncio.create_task(self._open_stream(peer)) for _ in range(self._streams)]
         try:
-            with suppress(P2PDaemonError):  # p2pd may be connected, or know another address
-                await within(ANSWER_SECONDS, self._dial(peer))
-            for _ in range(self._streams):
-                opened.append(await within(ANSWER_SECONDS, self._open_stream(peer)))
+            return await within(ANSWER_SECONDS, asyncio.gather(*opening))
         except BaseException as error:
-            for _, writer in opened:
-                writer.close()
+            for task in opening:
+                task.cancel()
+            for stream in await asyncio.gather(*opening, return_exceptions=True):
+                if isinstance(stream, tuple):
+                    stream[1].close()
             if isinstance(error, (*NO_ANSWER, ValueError)):  # ValueError: `peer` is no peer id
                 raise CannotOpen(f"no stream to the peer: {one_line(error)}") from error
             raise
-        return opened
 
     async def _open_stream(self, peer: str) -> Stream:
         assert self._p2p is not None
