@@ -134,7 +134,7 @@ def _in_memory(
         shared_cores=os.cpu_count() or 1,
         lab=options.lab,
     )
-    what = InMemory(lab, peers, _threads(peers), options.device, gradients)
+    what = InMemory(lab, peers, _threads(peers), options.device, gradients, options.trace)
     return launch_in_memory(config, folder, start, what)
 
 

@@ -22,6 +22,7 @@ from peers.leftovers import FolderLock
 from peers.memory_transport import MemoryNetwork
 from peers.peer_options import PeerOptions
 from peers.run_folder import RunFolder
+from peers.trace import StepTracer
 from protocol.config import RunConfig
 from protocol.errors import IsthmusError
 from protocol.invite import Invite
@@ -38,6 +39,7 @@ class InMemory:
     threads: int
     device: str
     gradients: Path | None
+    trace: bool
 
 
 def launch_in_memory(config: RunConfig | None, folder: RunFolder, start: StartOptions, what: InMemory) -> int:
@@ -118,7 +120,8 @@ class _Peers:
             manifest = await fetch_manifest(transport, invite)
             data = await asyncio.to_thread(load_data, manifest.config)
             basis_DK = load_basis(manifest.config)
-            own = PeerOptions(folder, self.device, self.what.gradients, basis_DK=basis_DK)
+            tracer = StepTracer() if self.what.trace else None
+            own = PeerOptions(folder, self.device, self.what.gradients, basis_DK=basis_DK, tracer=tracer)
             return await PeerDaemon(transport, invite, manifest, data, own, note).run()
         finally:
             await transport.close()
