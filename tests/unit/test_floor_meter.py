@@ -56,7 +56,7 @@ def test_measured_links() -> None:
 
 @pytest.mark.parametrize("rate", [5e-324, 1e-300])
 def test_no_peer_makes_a_row_that_is_no_json(rate: float) -> None:
-    """What overflows here would stand as Infinity in metrics.jsonl and in the progress record, which nobody could read."""
+    """Infinity in metrics.jsonl and in the progress record could be read by nobody."""
     made = fed(meter())
     made.tell("a", PeerFigures.from_json({**PeerFigures().to_json(), "links": {"b": [rate, 4e18]}}))
     for step, tiny in ((1, 1.0), (2, 5e-324)):
