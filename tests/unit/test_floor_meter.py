@@ -40,7 +40,7 @@ def fed(made: FloorMeter, step: int = 1) -> FloorMeter:
 
 def test_without_links_there_is_compute_and_fill() -> None:
     floor = fed(meter()).floor(1)
-    assert floor is not None and (floor.compute_seconds, floor.wire_seconds, floor.fill_seconds) == (2.0, 0.0, 1.125)
+    assert floor is not None and (floor.compute_seconds, floor.wire_seconds, floor.fill_seconds) == (2.0, 0.0, 0.375)
     assert floor.rates is Source.UNKNOWN
 
 
