@@ -13,6 +13,7 @@ from protocol.model.payload import payload_rules
 
 RECENT_STEPS = 4  # for how long a replica's costs stand for its next ones: its report may come after the row is made
 MOST_PEERS = 4_096
+SHORTEST_SECONDS = 1e-6  # of a floor; a step over less says nothing, and need not be a number
 
 
 def _undeclared(addresses: Sequence[str]) -> LinkFacts | None:
@@ -74,7 +75,7 @@ class FloorMeter:
         newest = {who: _newest(known, step) for who, known in self._costs.items()}
         costs = [self._of(*who, found) for who, found in newest.items() if found is not None]
         floor = floor_of(costs, self._stages, self._premises.cores, self.payloads)
-        return floor if floor is not None and floor.compute_seconds > 0 else None
+        return floor if floor is not None and floor.compute_seconds >= SHORTEST_SECONDS else None
 
     def _forget_before(self, step: int) -> None:
         # Not by a look at all that is kept, at every row: after a coordinator was away that is thousands of steps.

@@ -70,7 +70,7 @@ class LinkRates:
         if is_basis_microbatch(self._config, work.step, work.action.microbatch):
             return None
         link = self._links.get(work.receiver)
-        if link is None:
+        if link is None or link.kind is not kind:  # a view may move a peer from the next stage to the previous one
             before = self._measures().get(work.receiver, LinkMeasure())
             link = self._links[work.receiver] = _Link(RateController(self.ladders[kind]), kind, before)
         link.microbatches += 1
@@ -93,7 +93,7 @@ class LinkRates:
             if decision is not None:
                 changes.append(RateChange(peer, link.kind, decision))
         least = [link.controller.least_seconds for link in self._links.values()]
-        self.least_seconds = max(compute, *(seconds or 0.0 for seconds in least), 0.0)
+        self.least_seconds = max(compute, *(seconds or 0.0 for seconds in least), 0.0) or None
         return changes
 
     def _uses(self) -> dict[str, LinkUse]:

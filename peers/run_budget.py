@@ -25,12 +25,16 @@ class RunBudget:
             self._seconds[peer] = seconds
 
     def of(self, view: View | None) -> float | None:
-        """The largest of those that work by `view`; None: nothing is known of them."""
+        """The largest of those that work by `view`; None: not all of them are known.
+
+        A coordinator that has just returned would otherwise tell the lesser budget of the few that it has heard, and
+        links would go down for it. Peers go by the last one that they were told meanwhile.
+        """
         if view is None:
             return None
         working = {replica.peer for replica in view.peers() if replica.alive and replica.weight}
         self._seconds = {peer: seconds for peer, seconds in self._seconds.items() if peer in working}
-        return max(self._seconds.values(), default=None)
+        return max(self._seconds.values()) if working and len(self._seconds) == len(working) else None
 
     def may_note(self, peer: str) -> bool:
         """Whether one more changed rate of `peer` is to be written down: nobody fills the coordinator's disk."""

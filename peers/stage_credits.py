@@ -8,7 +8,8 @@ import time
 from protocol.basis_microbatch import microbatches
 from protocol.config import RunConfig
 from protocol.credits import CreditMeter
-from protocol.events import CreditsChanged, Event
+from protocol.events import Arrived, CreditsChanged, Event
+from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +22,19 @@ class StageCredits:
         self._meter = CreditMeter(config.pipeline.window) if config.pipeline.credits == "measured" else None
         self._short = False  # in the last step
 
-    def note(self, event: Event, step: int) -> CreditsChanged | None:
-        """An event of the machine, while `step` is under way; what the machine is to hear before it."""
-        credits = None if self._meter is None else self._meter.note(event, step, time.monotonic())
+    def note(self, event: Event, step: int, view: View | None) -> CreditsChanged | None:
+        """An event of the machine, while `step` is under way by `view`; what the machine is to hear before it."""
+        if self._meter is None or (isinstance(event, Arrived) and not self._is_due(event, view)):
+            return None
+        credits = self._meter.note(event, step, time.monotonic())
         if credits is None:
             return None
         self._say_if_short(step)
         return CreditsChanged(credits)
+
+    def _is_due(self, event: Arrived, view: View | None) -> bool:
+        # The machine has not looked at it yet: a stranger's "gradients", sent at once, would tell of a short way.
+        return view is not None and view.stage_of(event.peer) == self._stage + 1
 
     def _say_if_short(self, step: int) -> None:
         pipeline = self._config.pipeline

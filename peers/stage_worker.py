@@ -173,7 +173,7 @@ class StageWorker:
         """Let the protocol handle `event`, and carry out what it decides."""
         fault = self._parts.compute_parts.fault
         fault.came(event, self.machine.lacking)
-        changed = self._credits.note(event, self.machine.applied + 1)
+        changed = self._credits.note(event, self.machine.applied + 1, self.machine.view)
         if changed is not None:
             self.feed(changed)
         for effect in self.machine.handle(event):

@@ -20,6 +20,7 @@ from protocol.work import Verb
 MOST_LINKS = 64
 MOST_SECONDS = 1e9
 MOST_BYTES = float(1 << 62)
+LEAST_RATE = 1.0  # bytes a second; what is slower counts as not known
 _DIGITS = 6  # of seconds: a report every step should be short
 
 
@@ -174,7 +175,8 @@ def _links(value: Any) -> dict[str, LinkFigures]:
     for peer, (rate, rtt) in value.items():
         if not all(x is None or is_measure(x, MOST_BYTES) for x in (rate, rtt)):
             raise ValueError("expected a rate and a round trip")
-        found[peer] = LinkFigures(rate or None, rtt)
+        # A byte in years would make the floor of a step endless, and endless is no number in JSON.
+        found[peer] = LinkFigures(rate if (rate or 0.0) >= LEAST_RATE else None, rtt)
     return found
 
 

@@ -7,10 +7,13 @@
               is busy with others, and would flatter us.
     wire      of all lines, up and down apart, the one that needs longest: all bytes of the step / its rate. Bytes are
               those at the socket (tensors, chunks, control, headers, acknowledgements). What TCP adds is not in them.
-    fill      the first microbatch must reach the last stage, and the last gradient the first: the one-way delays over
-              every boundary, forward and backward, and one microbatch's forward and backward at every stage.
+    fill      what comes on top. The first microbatch must reach the last stage, and the last gradient the first: the
+              one-way delays over every boundary, forward and backward, and one microbatch's forward and backward at
+              every stage. Where compute decides, its own stage's microbatch is in `compute` already. Where a shared
+              machine does, only that time counts in which there is not yet, or no more, work for all its cores.
 
-In `fill` there is no time that bytes need to get onto a line: a system that forwards pieces of a microbatch before it
+No schedule of whole microbatches is faster when all stages take equally long (`tests/unit/test_floor.py` tries). In
+`fill` there is no time that bytes need to get onto a line: a system that forwards pieces of a microbatch before it
 has all of it could hide that, so the floor is stricter than that of whole microbatches. `serialisation_seconds` says
 what it would add.
 
@@ -26,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
 
 class Source(StrEnum):
@@ -73,6 +76,7 @@ class Floor:
     """A floor, and its parts.
 
     Attributes:
+        fill_seconds: what is added to the larger of the first two.
         busiest_link: the line that `wire_seconds` is of, as `stage 1 up (PEER)`; "": no rate is known.
         rates, delays: where these came from; measured, if only some are.
         serialisation_seconds: of one microbatch over every boundary, both ways; not part of the floor.
@@ -107,10 +111,15 @@ def floor_of(
     wire, busiest = _busiest(costs)
     delays = [_delay(*pair) for pair in pairwise(by_stage)]
     services = [max(one.microbatch_seconds for one in replicas) for replicas in by_stage]
+    # What comes before a stage's first microbatch and after its last gradient.
+    leads = list(accumulate((services[k] + 2 * delay for k, (delay, _) in enumerate(delays)), initial=0.0))
+    way, compute = leads[-1] + services[-1], _compute(costs, cores)
+    slowest = max(one.cpu_seconds - services[one.stage] for one in costs)
+    seconds = max(max(slowest, wire) + way, _together(costs, leads, cores))
     return Floor(
-        compute_seconds=_compute(costs, cores),
+        compute_seconds=compute,
         wire_seconds=wire,
-        fill_seconds=2 * sum(seconds for seconds, _ in delays) + sum(services),
+        fill_seconds=seconds - max(compute, wire),
         serialisation_seconds=sum(_serialisation(*pair, payloads) for pair in pairwise(by_stage)),
         busiest_link=busiest,
         rates=_joint(one.line.source for one in costs if one.sent_bytes or one.received_bytes),
@@ -121,6 +130,15 @@ def floor_of(
 def _compute(costs: Sequence[PeerCosts], cores: int | None) -> float:
     slowest, total = max(one.cpu_seconds for one in costs), sum(one.cpu_seconds for one in costs)
     return slowest if cores is None else max(slowest, total / cores)
+
+
+def _together(costs: Sequence[PeerCosts], leads: Sequence[float], cores: int | None) -> float:
+    """What a machine that all share needs: its second core has nothing to do before two can be at work, and so on."""
+    if cores is None:
+        return 0.0
+    used = min(cores, len(costs))
+    idle = sum(sorted(leads[one.stage] for one in costs)[:used])
+    return (sum(one.cpu_seconds for one in costs) + idle) / used
 
 
 def _busiest(costs: Sequence[PeerCosts]) -> tuple[float, str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from peers.stage_credits import StageCredits
+from protocol.config import parse_config
 from protocol.credits import LEAST, STEPS, CreditMeter, credits
-from protocol.events import Arrived, Computed, Event
+from protocol.events import Arrived, Computed, CreditsChanged, Event
 from protocol.frame import Kind
+from protocol.view import Replica, View
 from protocol.work import APPLY, Action, Verb
 
 
@@ -116,3 +119,23 @@ def test_too_few_credits_grow_until_something_else_is_the_bottleneck(latency: fl
         assert after > window or window >= enough
         window, now = after, now + 2 * max(came)
     assert enough <= window <= 1.5 * enough + 3
+
+
+def test_gradients_of_others_than_the_next_stage_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger who answers every forward at once must not leave a stage with two microbatches in flight."""
+    now = 0.0
+    monkeypatch.setattr("peers.stage_credits.time.monotonic", lambda: now)
+    config = parse_config(
+        {"model": {"layers": 3}, "pipeline": {"stages": 3, "window": 16, "credits": "measured"}}, "test"
+    )
+    stage, view = StageCredits(config, 1), View(1, 1, 9, tuple((Replica(peer),) for peer in ("first", "me", "next")))
+    for m in range(12):
+        now = float(m)
+        stage.note(forward(m), 1, view)
+        now += 0.5
+        for peer in ("stranger", "first"):
+            stage.note(gradient(m, peer), 1, view)
+    for m in range(12):
+        now = 20.0 + m
+        stage.note(gradient(m), 1, view)
+    assert stage.note(Computed(APPLY), 1, view) == CreditsChanged(16)

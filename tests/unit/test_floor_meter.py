@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peers.floor_meter import RECENT_STEPS, FloorMeter, Premises
-from peers.floor_report import floor_line, floor_report
+from peers.floor_report import floor_fields, floor_line, floor_report
 from peers.lab_lines import declared_lines
 from peers.step_costs import LinkFigures, PeerFigures, StepCosts
 from peers.step_reports import StepReport, WireTotals
@@ -40,7 +40,7 @@ def fed(made: FloorMeter, step: int = 1) -> FloorMeter:
 
 def test_without_links_there_is_compute_and_fill() -> None:
     floor = fed(meter()).floor(1)
-    assert floor is not None and (floor.compute_seconds, floor.wire_seconds, floor.fill_seconds) == (2.0, 0.0, 1.125)
+    assert floor is not None and (floor.compute_seconds, floor.wire_seconds, floor.fill_seconds) == (2.0, 0.0, 0.375)
     assert floor.rates is Source.UNKNOWN
 
 
@@ -52,6 +52,17 @@ def test_measured_links() -> None:
     floor = made.floor(1)
     assert floor is not None and floor.wire_seconds == 4.0 and floor.fill_seconds == pytest.approx(1.125 + 0.1)
     assert (floor.rates, floor.delays) == (Source.MEASURED, Source.MEASURED)
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-300])
+def test_no_peer_makes_a_row_that_is_no_json(rate: float) -> None:
+    """Infinity in metrics.jsonl and in the progress record could be read by nobody."""
+    made = fed(meter())
+    made.tell("a", PeerFigures.from_json({**PeerFigures().to_json(), "links": {"b": [rate, 4e18]}}))
+    for step, tiny in ((1, 1.0), (2, 5e-324)):
+        made.note("a", 0, step, StepCosts.from_json([tiny, 0, 0, 1 << 61, 1]))
+        made.note("b", 1, step, StepCosts.from_json([tiny, 0, 0, 1, 1]))
+        json.dumps(floor_fields(made.floor(step), 1e300), allow_nan=False)
 
 
 def test_declared_lines_come_first() -> None:

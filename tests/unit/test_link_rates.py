@@ -151,6 +151,25 @@ def test_each_link_has_its_own_bits() -> None:
     assert step(rates, line, 99) == (19, 20)
 
 
+def test_a_peer_that_a_view_moves_to_the_other_side_gets_its_own_ladder() -> None:
+    """int3 is for coordinates only: as a gradient it would be refused, and sent again for ever."""
+    line = Line(1.0)
+    rates = LinkRates(run_config(boundary=ADAPTIVE), line.links)
+    rates.told = 1e-3
+    for number in range(1, 2 + LOWER_STEPS):
+        step(rates, line, number)
+        rates.step_applied(1e9, 1e-3)
+    assert rates.tag(Compute(9, Action.parse("F0"), receiver="next")) == 19
+    assert rates.tag(Compute(9, Action.parse("B0"), receiver="next")) in BITS[Kind.BACKWARD]
+
+
+def test_nothing_computed_is_nothing_known() -> None:
+    """The coordinator would refuse a report with 0 seconds, the peer's applied steps and all."""
+    rates = LinkRates(run_config(boundary=ADAPTIVE), lambda: {})
+    rates.step_applied(0.0, 0.0)
+    assert parse_report(PeerReport(least_seconds=rates.least_seconds, held={}).to_json(), 3).least_seconds is None
+
+
 def test_a_link_that_cannot_keep_up_at_all_is_told_to_the_coordinator() -> None:
     config = run_config(boundary=ADAPTIVE)
     line = Line(4 * rate_ladders(config)[Kind.FORWARD][-1].frame_bytes / 3.0)
@@ -185,6 +204,8 @@ def test_what_the_coordinator_knows() -> None:
     view = View(1, 1, 10, ((Replica("a"),), (Replica("b"), Replica("c", weight=0))))
     budget = RunBudget()
     assert budget.of(view) is None
+    budget.note("a", 2.0)
+    assert budget.of(view) is None, "a coordinator that has just returned has not heard all"
     for peer, seconds in (("a", 2.0), ("b", 3.0), ("c", 9.0), ("d", 9.0), ("b", None)):
         budget.note(peer, seconds)
     assert budget.of(view) == 3.0 and budget.of(None) is None
