@@ -9,7 +9,7 @@ from typing import Any
 
 from protocol.floor import Floor, Source
 
-_PARTS = ("compute_seconds", "wire_seconds", "fill_seconds", "serialisation_seconds")
+_PARTS = ("compute_seconds", "wire_seconds", "fill_seconds", "bound_seconds", "serialisation_seconds")
 
 
 def floor_fields(floor: Floor | None, seconds: float) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def floor_report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Rows without a floor (a peer's report was lost; the row was written by an older version) are passed over.
     """
-    known = [row for row in rows[1:] if row.get("floor")]
+    known = [row for row in rows[1:] if row.get("floor") and "bound_seconds" in row["floor"]]
     if not known:
         return {"floor": None, "step_over_floor": None}
     floors = [row["floor"] for row in known]
@@ -34,7 +34,14 @@ def floor_report(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seconds = statistics.median(row["seconds"] for row in known)
     return {
         "step_over_floor": seconds / floor.seconds,
-        "floor": {**parts, "seconds": floor.seconds, **names, "step_seconds": seconds, "steps": len(known)},
+        "floor": {
+            **parts,
+            "seconds": floor.seconds,
+            "step_over_bound": seconds / floor.bound_seconds,
+            **names,
+            "step_seconds": seconds,
+            "steps": len(known),
+        },
     }
 
 

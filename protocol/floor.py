@@ -7,14 +7,14 @@
               is busy with others, and would flatter us.
     wire      of all lines, up and down apart, the one that needs longest: all bytes of the step / its rate. Bytes are
               those at the socket (tensors, chunks, control, headers, acknowledgements). What TCP adds is not in them.
-    fill      what comes on top. The first microbatch must reach the last stage, and the last gradient the first: the
-              one-way delays over every boundary, forward and backward, and one microbatch's forward and backward at
-              every stage. Where compute decides, its own stage's microbatch is in `compute` already. Where a shared
-              machine does, only that time counts in which there is not yet, or no more, work for all its cores.
+    fill      the first microbatch must reach the last stage, and the last gradient the first: the one-way delays over
+              every boundary, forward and backward, and one microbatch's forward and backward at every stage.
 
-No schedule of whole microbatches is faster when all stages take equally long (`tests/unit/test_floor.py` tries). In
-`fill` there is no time that bytes need to get onto a line: a system that forwards pieces of a microbatch before it
-has all of it could hide that, so the floor is stricter than that of whole microbatches. `serialisation_seconds` says
+That is a yardstick, and a round one: the slowest stage's own microbatch is in `compute` already (on a shared machine,
+those of all are), so a good schedule can end a few percent below it. `bound_seconds` leaves out what is counted twice:
+no schedule of whole microbatches is faster when all stages take equally long (`tests/unit/test_floor.py` tries). In
+neither is there time that bytes need to get onto a line: a system that forwards pieces of a microbatch before it
+has all of it could hide that, so both are stricter than what whole microbatches need. `serialisation_seconds` says
 what it would add.
 
 Replicas. A stage is as slow as its slowest replica, which computed its own share of the step's microbatches; each has a
@@ -77,6 +77,7 @@ class Floor:
 
     Attributes:
         fill_seconds: what is added to the larger of the first two.
+        bound_seconds: what no schedule beats; at most the floor.
         busiest_link: the line that `wire_seconds` is of, as `stage 1 up (PEER)`; "": no rate is known.
         rates, delays: where these came from; measured, if only some are.
         serialisation_seconds: of one microbatch over every boundary, both ways; not part of the floor.
@@ -85,6 +86,7 @@ class Floor:
     compute_seconds: float
     wire_seconds: float
     fill_seconds: float
+    bound_seconds: float
     serialisation_seconds: float = 0.0
     busiest_link: str = ""
     rates: Source = Source.UNKNOWN
@@ -115,11 +117,11 @@ def floor_of(
     leads = list(accumulate((services[k] + 2 * delay for k, (delay, _) in enumerate(delays)), initial=0.0))
     way, compute = leads[-1] + services[-1], _compute(costs, cores)
     slowest = max(one.cpu_seconds - services[one.stage] for one in costs)
-    seconds = max(max(slowest, wire) + way, _together(costs, leads, cores))
     return Floor(
         compute_seconds=compute,
         wire_seconds=wire,
-        fill_seconds=seconds - max(compute, wire),
+        fill_seconds=way,
+        bound_seconds=max(max(slowest, wire) + way, _together(costs, leads, cores)),
         serialisation_seconds=sum(_serialisation(*pair, payloads) for pair in pairwise(by_stage)),
         busiest_link=busiest,
         rates=_joint(one.line.source for one in costs if one.sent_bytes or one.received_bytes),

@@ -40,7 +40,7 @@ def fed(made: FloorMeter, step: int = 1) -> FloorMeter:
 
 def test_without_links_there_is_compute_and_fill() -> None:
     floor = fed(meter()).floor(1)
-    assert floor is not None and (floor.compute_seconds, floor.wire_seconds, floor.fill_seconds) == (2.0, 0.0, 0.375)
+    assert floor is not None and (floor.compute_seconds, floor.wire_seconds, floor.fill_seconds) == (2.0, 0.0, 1.125)
     assert floor.rates is Source.UNKNOWN
 
 
@@ -118,6 +118,7 @@ def test_rows_say_how_far_a_step_is_from_its_floor() -> None:
 
 def row(seconds: float, compute: float, wire: float, source: str = "declared") -> dict[str, Any]:
     parts = {"compute_seconds": compute, "wire_seconds": wire, "fill_seconds": 0.5, "serialisation_seconds": 0.25}
+    parts["bound_seconds"] = max(compute, wire) + 0.25
     names = {"busiest_link": "stage 1 up (p)", "source": source, "delay_source": source}
     return {"seconds": seconds, "floor": {**parts, **names}}
 
@@ -130,6 +131,7 @@ def test_the_run_is_its_median_step_without_the_first() -> None:
     floor = report["floor"]
     assert (floor["compute_seconds"], floor["wire_seconds"], floor["fill_seconds"]) == (2.25, 2.75, 0.5)
     assert floor["seconds"] == 3.25 and report["step_over_floor"] == 4.0 / 3.25
+    assert (floor["bound_seconds"], floor["step_over_bound"]) == (3.0, 4.0 / 3.0)
     assert (floor["busiest_link"], floor["source"], floor["steps"]) == ("stage 1 up (p)", "declared", 3)
     line = "3.25 s = max(compute 2.25, wire 2.75) + fill 0.50; step / floor 1.23"
     assert floor_line(report) == line
