@@ -219,3 +219,23 @@ def test_more_links_from_a_peer_than_can_be_are_refused(tmp_path: Path) -> None:
             incoming._enter("a", 99)
 
     run(test())
+
+
+def test_nothing_is_kept_of_a_link_that_has_ended_however_often_it_is_opened_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Somebody(tmp_path) as somebody:
+            link = somebody.links.to("b")
+            for _ in range(MOST_LINKS_FROM_PEER + 2):
+                for _ in range(8):  # more than one on each stream
+                    link.put(FRAME)
+                for _ in range(8):
+                    await somebody.got.get()
+                somebody.writers[-1].close()
+                assert isinstance(await somebody.events.get(), LinkLost)
+                link.hurry()
+                assert await somebody.events.get() == LinkRestored("b")
+                async with asyncio.timeout(5):
+                    while somebody.incoming._joiners:
+                        await asyncio.sleep(0.01)
+
+    run(test())
