@@ -117,6 +117,9 @@ class Swarm:
         while self.coordinator.poll() is None:
             self._pass_on_interrupts()
             self._look_at_peers()
+            if self.lab is not None and (reason := self.lab.failure()) is not None:
+                self.say(f"{reason}; ending the run's processes")
+                return 1
             if time.monotonic() > self._stop_deadline:
                 self.say("the run did not wind down in time; ending its processes")
                 return 1

@@ -64,10 +64,12 @@ class _Lane:
         self._link, (self._reader, self._writer) = link, stream
         self._given: asyncio.Future[tuple[bytes, memoryview]] | None = None
         self._under_way: deque[Stamp] = deque()
+        self._heard_at = float("-inf")
         # With a high-water mark of 0, `drain` returns when the bytes have left this process.
         self._writer.transport.set_write_buffer_limits(high=0)
         if (connection := self._writer.get_extra_info("socket")) is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+            with suppress(OSError):  # it is closed already: `read` will say so
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
 
     def give(self, head: bytes, data: memoryview, stamp: Stamp) -> None:
         """Write this next. Only for an idle lane."""
@@ -77,8 +79,14 @@ class _Lane:
 
     @property
     def silent_since(self) -> float | None:
-        """When the oldest segment that is not acknowledged was sent."""
-        return self._under_way[0].sent_at if self._under_way else None
+        """Since when nothing was acknowledged that should have been."""
+        return max(self._under_way[0].sent_at, self._heard_at) if self._under_way else None
+
+    def end(self, at_once: bool) -> None:
+        """Close the stream. `at_once`: without what p2pd has not taken, which might never be."""
+        if at_once:
+            self._writer.transport.abort()
+        self._writer.close()
 
     async def write(self) -> str:
         """Write what is given, until the stream breaks. Returns why it did."""
@@ -104,7 +112,7 @@ class _Lane:
                 return f"the stream broke: {error or type(error).__name__}"
             if answer != ACKNOWLEDGEMENT or not self._under_way:
                 return "the peer acknowledged what was not sent"
-            self._link.acknowledged(self._under_way.popleft())
+            self._heard_at = self._link.acknowledged(self._under_way.popleft())
 
 
 class Link:
@@ -177,10 +185,12 @@ class Link:
             self._idle.append(lane)
             self._pump()
 
-    def acknowledged(self, stamp: Stamp) -> None:
-        """A segment has arrived."""
-        self._meter.acknowledged(self._clock(), stamp)
+    def acknowledged(self, stamp: Stamp) -> float:
+        """A segment has arrived. Returns when it is."""
+        now = self._clock()
+        self._meter.acknowledged(now, stamp)
         self._pump()
+        return now
 
     def _pump(self) -> None:
         """Hand segments to idle lanes, those that have been idle longest first: each stream's own window stays open."""
@@ -228,13 +238,14 @@ class Link:
             streams = await self._open_streams()
         except CannotOpen as error:
             return str(error)
+        lanes = [_Lane(self, stream) for stream in streams]
         try:
             self.up.set()
             await self._report_restored()
-            return await self._serve([_Lane(self, stream) for stream in streams])
+            return await self._serve(lanes)
         finally:
-            for _, writer in streams:
-                writer.close()
+            for lane in lanes:
+                lane.end(at_once=not self._closing)
 
     async def _serve(self, lanes: list[_Lane]) -> str:
         self._lanes = lanes

@@ -9,6 +9,10 @@ segment which met no queue.
 From both follows how much should be under way: twice what the line holds. Less would leave it idle while
 acknowledgements come in bunches; more would only wait in the buffers of this machine and of the home's router, where
 nothing urgent can overtake it.
+
+On a line that is never idle every segment meets the queue that the window makes, and a window that follows from such
+round trips doubles without end. So the round trip is taken from segments with next to nothing under way before them,
+and where there was none for `RTT_SECONDS` the window is next to nothing until there is one (BBR's ProbeRTT).
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ RATE_SECONDS = 10.0  # how long a sample counts
 RTT_SECONDS = 30.0
 LEAST_WINDOW_BYTES = 1 << 20
 MOST_WINDOW_BYTES = 1 << 26
+CLEAR_BYTES = 1 << 17  # no more before a segment: it met no queue
 _GAIN = 2
 _SHORTEST_SECONDS = 1e-3  # a sample over less says more about the scheduler than about the link
 
@@ -31,6 +36,7 @@ class Stamp:
     """What was known when a segment was sent."""
 
     size: int
+    behind: int  # bytes under way before it
     sent_at: float
     delivered: int
     delivered_at: float
@@ -66,6 +72,7 @@ class LinkMeter:
         self.sent_bytes = 0
         self._delivered, self._delivered_at, self._first_sent_at = 0, 0.0, 0.0
         self._rate, self._minus_rtt = _Extreme(RATE_SECONDS), _Extreme(RTT_SECONDS)
+        self._rtt_at, self._rtt_is_old = 0.0, False
         self._bound = False  # whether a sample has been taken while there always was something to send
         self._busy, self._busy_since = 0.0, 0.0
 
@@ -73,22 +80,30 @@ class LinkMeter:
         """A segment of `size` bytes goes out. `limited`: nothing waits behind it."""
         if not self.inflight:
             self._delivered_at = self._first_sent_at = self._busy_since = now
+        stamp = Stamp(size, self.inflight, now, self._delivered, self._delivered_at, self._first_sent_at, limited)
         self.inflight += size
         self.sent_bytes += size
-        return Stamp(size, now, self._delivered, self._delivered_at, self._first_sent_at, limited)
+        return stamp
 
     def acknowledged(self, now: float, stamp: Stamp) -> None:
         """It has arrived."""
         self.inflight -= stamp.size
         self._delivered += stamp.size
         self._delivered_at, self._first_sent_at = now, stamp.sent_at
-        self._minus_rtt.add(now, stamp.sent_at - now)
+        self._round_trip(now, stamp)
         # Whichever is longer: bytes may be taken at once by a buffer, and acknowledgements may come in a bunch.
         seconds = max(now - stamp.delivered_at, stamp.sent_at - stamp.first_sent_at)
         if seconds > _SHORTEST_SECONDS:
             self._sample(now, (self._delivered - stamp.delivered) / seconds, stamp.limited)
         if not self.inflight:
             self._busy += now - self._busy_since
+
+    def _round_trip(self, now: float, stamp: Stamp) -> None:
+        seconds, least = now - stamp.sent_at, self.rtt
+        if stamp.behind <= CLEAR_BYTES or least is None or seconds <= least:
+            self._minus_rtt.add(now, -seconds)
+            self._rtt_at = now
+        self._rtt_is_old = now - self._rtt_at > RTT_SECONDS
 
     def _sample(self, now: float, rate: float, limited: bool) -> None:
         if not limited or rate > (self._rate.value or 0.0):
@@ -110,6 +125,8 @@ class LinkMeter:
     @property
     def window(self) -> int:
         """The most bytes that should be under way."""
+        if self._rtt_is_old:
+            return CLEAR_BYTES
         line = (self._rate.value or 0.0) * (self.rtt or 0.0)
         return int(min(max(_GAIN * line, LEAST_WINDOW_BYTES), MOST_WINDOW_BYTES))
 

@@ -121,8 +121,9 @@ class Incoming:
                 prefix, data = segment
                 self._counters.received[prefix.header.kind].count(int(prefix.offset == 0), PREFIX_BYTES, len(data))
                 if prefix.number != PROBE:
-                    joiner = opened.get(prefix.link) or opened.setdefault(prefix.link, self._enter(peer, prefix.link))
-                    frame = joiner.add(prefix, data)
+                    if prefix.link not in opened:
+                        opened[prefix.link] = self._enter(peer, prefix.link)
+                    frame = opened[prefix.link].add(prefix, data)
                     if frame is not None:
                         yield frame
                 self._acknowledge(writer)

@@ -8,7 +8,10 @@ left out.
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +30,10 @@ from protocol.config import RunConfig
 from protocol.errors import IsthmusError
 from protocol.invite import Invite
 
+logger = logging.getLogger(__name__)
+
 PARTING_SECONDS = 30.0
+FAILED_PARTING_SECONDS = 5.0  # the others may not know yet that there will be no run
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,10 @@ async def _run(opened: Opened, start: StartOptions, what: InMemory, device: str)
     peers = _Peers(network, lines, opened, what, device)
     transport = network.join(COORDINATOR, access=lines[COORDINATOR])
     try:
-        return await coordinate(opened, transport, start, peers.start)
+        code = await coordinate(opened, transport, start, peers.start)
     finally:
         await peers.end()
+    return peers.failed or code
 
 
 def _lines(lab: LabFile, peers: int) -> dict[Place, Access]:
@@ -80,6 +87,7 @@ class _Peers:
     opened: Opened
     what: InMemory
     device: str
+    failed: int = 0  # the exit code of the peer that failed
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self, invite: Invite) -> None:
@@ -90,12 +98,25 @@ class _Peers:
     async def end(self) -> None:
         """Give them time to end, as they do when the run has ended."""
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=PARTING_SECONDS)
-            for task in late:
+            seconds = FAILED_PARTING_SECONDS if self.failed else PARTING_SECONDS
+            with suppress(asyncio.CancelledError):  # a second Ctrl-C: at once
+                await asyncio.wait(self._tasks, timeout=seconds)
+            for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, invite: Invite, index: int) -> None:
+        try:
+            await self._live(invite, index)
+        except Exception as error:  # of whatever kind: nobody else would tell of it
+            logger.debug("peer %d failed", index, exc_info=True)
+            say(f"peer {index} ended: {str(error) or repr(error)}")
+            if self.what.peers == self.opened.manifest.config.pipeline.stages and not self.failed:
+                # As in `peers.launch`: the run depends on each, and may be waiting for this one to come.
+                self.failed = error.exit_code if isinstance(error, IsthmusError) else 1
+                signal.raise_signal(signal.SIGINT)
+
+    async def _live(self, invite: Invite, index: int) -> None:
         folder = self.opened.folder.peer(index)
         with FolderLock(folder), (folder / "log.txt").open("a") as log:
 
@@ -107,7 +128,7 @@ class _Peers:
                 note(await self._join(invite, index, folder, note))
             except IsthmusError as error:
                 note(f"error: {error}")
-                say(f"peer {index} ended: {error}")
+                raise
 
     async def _join(self, invite: Invite, index: int, folder: Path, note: Callable[[str], None]) -> str:
         from peers.basis_file import load_basis

@@ -127,7 +127,7 @@ def address_at(laboratory: int, place: Place) -> str:
 def place_of(address: str) -> Place | None:
     """Whose multiaddress in a laboratory it is; None: nobody's. In memory: /memory/peer-N/..."""
     words = address.split("/")
-    if words[1:2] == ["memory"]:
+    if words[1:2] == ["memory"] and len(words) > 2:
         number = words[2].removeprefix(MEMORY_NAME)
         return COORDINATOR if words[2] == COORDINATOR else int(number) if number.isdecimal() else None
     host = parts(address).get("ip4", "")

@@ -82,6 +82,12 @@ class Laboratory:
         self._held.free()
         self._held = None
 
+    def failure(self) -> str | None:
+        """Why nothing gets from one home to another any more: the hub has ended."""
+        if self._hub is None or self._held is None or self._hub.poll() is None:
+            return None
+        return f"the laboratory's hub ended: {_last_line(self._held.folder / 'hub.txt')}"
+
     def _start_hub(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)
         spec = {"lab": self.lab.model_dump(exclude_unset=True), "homes": self.homes, "number": self.number}

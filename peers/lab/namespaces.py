@@ -200,7 +200,8 @@ def ip(commands: str, namespace: str | None = None) -> None:
     where = [] if namespace is None else ["-n", namespace]
     done = subprocess.run(["ip", *where, "-batch", "-"], input=commands, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RunFailed(f"the laboratory could not be built: ip: {done.stderr.strip().splitlines()[0]}")
+        said = done.stderr.strip() or f"it ended with exit code {done.returncode}"
+        raise RunFailed(f"the laboratory could not be built: ip: {said.splitlines()[0]}")
 
 
 def _allow_cubic() -> None:

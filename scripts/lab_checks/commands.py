@@ -15,8 +15,8 @@ from lab_checks.table import RATES, table
 from peers.cli.common import INTERRUPTED, complain, say
 from peers.lab.lab_file import parse_place, read_lab
 from peers.lab.laboratory import Laboratory, ask, change
+from peers.lab.namespaces import check_possible, living
 from peers.lab.namespaces import clean as clean_dead
-from peers.lab.namespaces import living
 from protocol.errors import IsthmusError, UserError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=__doc__)
@@ -102,6 +102,7 @@ def set_line(
 @app.command("list")
 def list_running() -> None:
     """The laboratories that run, and what their lines have carried."""
+    check_possible()
     for number in living():
         try:
             answer: dict[str, Any] = ask(number, {})
@@ -117,5 +118,6 @@ def list_running() -> None:
 @app.command()
 def clean() -> None:
     """Remove what killed laboratories left; those that run stay."""
+    check_possible()
     cleaned = clean_dead()
     say(f"removed: {', '.join(map(str, cleaned))}" if cleaned else "nothing was left behind")

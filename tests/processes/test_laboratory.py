@@ -21,6 +21,7 @@ from lab_checks.check import Effort, check, mbit, poured
 from peers.lab import namespaces
 from peers.lab.lab_file import LabFile, parse_lab
 from peers.lab.laboratory import Laboratory, change
+from peers.leftovers import FolderLock
 from protocol.errors import UserError
 
 real = pytest.mark.skipif(bool(namespaces.why_not()), reason=f"{namespaces.why_not()}")
@@ -88,6 +89,16 @@ def test_a_line_can_be_changed_and_counts() -> None:
             opened.change(0, up_mbits=5.0)
     with pytest.raises(UserError, match="expected the number of a laboratory that runs"):
         change(opened.number, 0, {"up_mbit": 5.0})
+
+
+@real
+def test_a_hub_that_ends_is_noticed_and_all_is_removed() -> None:
+    with Laboratory(lab(), homes=1) as opened:
+        assert opened._hub is not None and opened.failure() is None
+        opened._hub.kill()
+        opened._hub.wait()
+        assert opened.failure() == "the laboratory's hub ended: it said nothing"
+    assert opened.namespace(0) not in there()
 
 
 @real
@@ -177,6 +188,14 @@ def test_a_launch_in_memory_is_as_another(
     assert found["steps"] == 4 and {peer["stage"] for peer in found["peers"]} == {0, 1, 2}
     assert (tmp_path / "run/loss.png").exists()
     assert sorted(path.name for path in (tmp_path / "run/peers").iterdir()) == ["0", "1", "2"]
+
+
+def test_a_launch_in_memory_ends_when_a_peer_cannot_begin(
+    launched: Callable[..., subprocess.CompletedProcess[str]], lab_toml: Path, tmp_path: Path
+) -> None:
+    with FolderLock(tmp_path / "run/peers/1"):
+        done = launched("--lab", lab_toml, "--lab-in-memory", "--dir", "run", "--no-evaluate", code=2)
+    assert "peer 1 ended: folder" in done.stdout and "is in use by process" in done.stdout
 
 
 @real

@@ -48,7 +48,9 @@ def test_peers_are_found_by_their_addresses() -> None:
     assert found.home_of([f"/ip4/{address_at(9, 1)}/tcp/31330/p2p/Qm"]) == found.at(1)
     assert found.home_of(["/memory/peer-1/p2p/peer-1"]) == found.at(1)
     assert found.home_of(["/memory/coordinator/p2p/coordinator"]) == found.at(COORDINATOR)
-    assert found.home_of([]) is None and found.home_of(["/ip4/127.0.0.1/tcp/5", "/memory/x/p2p/x", ""]) is None
+    assert (
+        found.home_of([]) is None and found.home_of(["/ip4/127.0.0.1/tcp/5", "/memory/x/p2p/x", "", "/memory"]) is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,10 @@ class Somebody:
         self._limits.set(Kind.FORWARD, 1 << 24)
         self.incoming = Incoming(self._limits, self.counters)
         self.writers: list[asyncio.StreamWriter] = []
-        self.mute = False
+        self.mute = self.deaf = False
+        self.own: list[Stream] = []
+        self.undeaf = asyncio.Event()
+        self.pause = 0.0
 
     async def __aenter__(self) -> "Somebody":
         self._server = await asyncio.start_unix_server(self._accept, self._path)
@@ -128,16 +131,21 @@ class Somebody:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
+        if self.deaf:
+            await self.undeaf.wait()
+            return writer.close()
         if self.mute:
             await reader.read()
             return writer.close()
         async with aclosing(self.incoming.frames("a", reader, writer)) as frames:
             async for frame in frames:
+                await asyncio.sleep(self.pause)
                 await self.got.put(frame)
         writer.close()
 
     async def _open(self, peer: str) -> Sequence[Stream]:
-        return [await asyncio.open_unix_connection(self._path) for _ in range(self._streams)]
+        self.own = [await asyncio.open_unix_connection(self._path) for _ in range(self._streams)]
+        return self.own
 
 
 def test_frames_arrive_over_all_streams_and_are_counted_at_both_ends(tmp_path: Path) -> None:
@@ -217,5 +225,85 @@ def test_more_links_from_a_peer_than_can_be_are_refused(tmp_path: Path) -> None:
                 incoming._enter("a", 99)
             incoming._leave("a", 1)
             incoming._enter("a", 99)
+
+    run(test())
+
+
+def test_nothing_is_kept_of_a_link_that_has_ended_however_often_it_is_opened_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Somebody(tmp_path) as somebody:
+            link = somebody.links.to("b")
+            for _ in range(MOST_LINKS_FROM_PEER + 2):
+                for _ in range(8):  # more than one on each stream
+                    link.put(FRAME)
+                for _ in range(8):
+                    await somebody.got.get()
+                somebody.writers[-1].close()
+                assert isinstance(await somebody.events.get(), LinkLost)
+                link.hurry()
+                assert await somebody.events.get() == LinkRestored("b")
+                async with asyncio.timeout(5):
+                    while somebody.incoming._joiners:
+                        await asyncio.sleep(0.01)
+
+    run(test())
+
+
+def test_streams_that_break_while_the_others_are_opened_do_not_end_the_link(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Somebody(tmp_path) as somebody:
+
+            async def open_broken(peer: str) -> Sequence[Stream]:
+                streams = await Somebody._open(somebody, peer)
+                if len(somebody.writers) <= 4:
+                    streams[1][1].transport.abort()
+                    await asyncio.sleep(0.05)
+                return streams
+
+            links = Links(open_broken, somebody.events.put, somebody.mine.sent)
+            links.to("b").put(FRAME)
+            assert isinstance(await somebody.events.get(), LinkLost)
+            assert (await somebody.got.get()).payload == b"1234"
+            await links.close()
+
+    run(test())
+
+
+def test_a_link_that_is_given_up_holds_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peers.link.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("peers.link.WARM_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("peers.link.SILENCE_SECONDS", 0.3)
+
+    async def test() -> None:
+        async with Somebody(tmp_path, streams=1) as somebody:
+            somebody.deaf = True
+            link = somebody.links.to("b")
+            link.put(Frame(Header(Kind.FORWARD, 1 << 22), bytes(1 << 22)))
+            await link.up.wait()
+            sockets = [writer.get_extra_info("socket") for _, writer in somebody.own]
+            while not somebody.own[0][1].transport.get_write_buffer_size():
+                await asyncio.sleep(0.01)
+            assert isinstance(await somebody.events.get(), LinkLost)
+            await asyncio.sleep(0.05)
+            assert [socket.fileno() for socket in sockets] == [-1]
+            somebody.undeaf.set()
+
+    run(test())
+
+
+def test_a_slow_peer_is_not_taken_for_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It acknowledges all the time, but each segment long after it was sent."""
+    monkeypatch.setattr("peers.link.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("peers.link.WARM_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("peers.link.SILENCE_SECONDS", 2.0)
+
+    async def test() -> None:
+        async with Somebody(tmp_path, streams=1) as somebody:
+            somebody.pause = 0.2
+            for _ in range(13):
+                somebody.links.to("b").put(FRAME)
+            for _ in range(13):
+                await somebody.got.get()
+            assert somebody.events.empty()
 
     run(test())

@@ -66,6 +66,27 @@ def test_a_slower_line_is_noticed_and_an_idle_one_keeps_its_rate() -> None:
     assert line.meter.measure(line.now).bytes_per_second == pytest.approx(5e6, rel=0.05)
 
 
+@pytest.mark.parametrize(("rate", "rtt"), [(1e6, 0.05), (1e7, 0.1)])
+def test_a_line_that_is_never_idle_is_not_filled_ever_more(rate: float, rtt: float) -> None:
+    line = Line(rate, rtt)
+    line.run(5.0, waiting=1_000_000)
+    window = line.meter.window
+    before, line.meter.sent_bytes = line.now, 0
+    line.run(100.0, waiting=1_000_000)
+    found = line.meter.measure(line.now)
+    assert line.meter.window <= 1.2 * window and found.rtt_seconds == pytest.approx(rtt, abs=0.02 + 3 * 65_536 / rate)
+    assert found.sent_bytes > 0.98 * rate * (line.now - before), "what it costs to see the line empty"
+
+
+def test_a_longer_way_is_noticed_on_a_line_that_is_never_idle() -> None:
+    line = Line(1e7, 0.05)
+    line.run(5.0, waiting=1_000_000)
+    line.rtt = 0.4
+    line.run(100.0, waiting=1_000_000)
+    assert line.meter.rtt == pytest.approx(0.42, abs=0.02)
+    assert line.meter.window > 1.8 * 1e7 * 0.4
+
+
 def test_what_was_under_way_on_broken_streams_does_not_count() -> None:
     meter = LinkMeter()
     meter.sent(1.0, 100, True)
