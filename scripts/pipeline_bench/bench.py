@@ -131,7 +131,8 @@ def _traced(folder: Path, arm: Arm, link: Link, terms: Terms, row: Row) -> Row:
     path = terms.trace(arm, link)
     if path is None:
         return {}
-    about = {"arm": arm.name, "title": arm.title, "link": str(link), "step_seconds": row["step_seconds"]}
+    place = "loopback" if terms.loopback else str(link)
+    about = {"arm": arm.name, "title": arm.title, "link": place, "step_seconds": row["step_seconds"]}
     try:
         write_arm_trace(folder, path, terms.warmup + terms.steps, about)
     except (UserError, OSError) as error:
@@ -173,5 +174,6 @@ def describe(row: Row) -> str:
     untraced = f"; no trace: {row['trace_error']}" if "trace_error" in row else ""
     return (
         f"{row['tokens_per_second']:,.0f} tokens/s, step {row['step_seconds']:.2f} s, "
-        f"{row['sent_bytes_per_token_and_boundary']:,.1f} B/token and boundary, {row['wall_seconds']:.0f} s in all{untraced}"
+        f"{row['sent_bytes_per_token_and_boundary']:,.1f} B/token and boundary, "
+        f"{row['wall_seconds']:.0f} s in all{untraced}"
     )

@@ -44,28 +44,27 @@ def write_arm_trace(folder: Path, path: Path, newest: int, about: dict[str, Any]
 def one_step(trace: dict[str, Any], newest: int) -> dict[str, Any]:
     """What of `trace` lies in the newest whole step up to step `newest`, or in what there is of a step.
 
-    A step is that of all processes that have steps at all: a trainer has them, the servers that it calls have none.
-    `otherData` says which it is (`step`), whether it is `whole`, and from when to when it lasted (`start`, `end`, in
-    microseconds).
+    A step is that of the first process that has steps: of stage 0, where a step begins and ends, or of a chain's
+    trainer. `otherData` says which it is (`step`), whether it is `whole`, and from when to when it lasted (`start`,
+    `end`, in microseconds).
 
     Raises:
         UserError: there is none.
     """
     events: list[Event] = trace["traceEvents"]
-    spans: dict[tuple[bool, int], dict[int, Event]] = {}
-    for event in events:
-        named = STEP.fullmatch(event["name"]) if event["ph"] == "X" else None
-        if named and int(named[2]) <= newest:
-            spans.setdefault((not named[1], int(named[2])), {})[event["pid"]] = event
-    have = {pid for found in spans.values() for pid in found}
-    common = [key for key, found in spans.items() if set(found) == have]
-    if not common:
-        raise UserError(f"expected a trace with a step up to {newest} of all processes that have steps, there is none")
-    whole, step = max(common)
-    found = spans[whole, step].values()
-    start, end = min(e["ts"] for e in found), max(e["ts"] + e["dur"] for e in found)
+    steps = [(int(named[2]), not named[1], event) for event in events if (named := _step_name(event))]
+    first = min((event["pid"] for *_, event in steps), default=None)
+    own = [(whole, step, event) for step, whole, event in steps if event["pid"] == first and step <= newest]
+    if not own:
+        raise UserError(f"expected a trace with a step up to step {newest}, there is none")
+    whole, step, span = max(own, key=lambda one: one[:2])
+    start, end = span["ts"], span["ts"] + span["dur"]
     about = {"step": step, "whole": whole, "start": start, "end": end}
     return {**trace, "traceEvents": _within(events, start, end), "otherData": about}
+
+
+def _step_name(event: Event) -> re.Match[str] | None:
+    return STEP.fullmatch(event["name"]) if event["ph"] == "X" else None
 
 
 def _within(events: Sequence[Event], start: float, end: float) -> list[Event]:
