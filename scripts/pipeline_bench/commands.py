@@ -44,6 +44,9 @@ def run(
     timeout: Annotated[float, typer.Option(min=10, help="Seconds for an arm on a link, start included.")] = 600.0,
     loopback: Annotated[bool, typer.Option("--loopback", help="Without the laboratory: only to try it out.")] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep here what the processes wrote.")] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also write traces/ARM-LINK.json beside the results: the arm's last step.")
+    ] = False,
     results: ResultsPath = DOCS / "benchmarks" / "pipeline.json",
 ) -> None:
     """Measure what is missing, one arm at a time; exit code 1 if one failed, which costs the others nothing."""
@@ -53,13 +56,16 @@ def run(
     from pipeline_bench.bench import Terms, compare
 
     arms, links = choose_arms(arm or []), choose_links(link or [])
-    terms = Terms(steps, warmup, microbatches, window, timeout, loopback, None if keep is None else keep.resolve())
+    kept, traces = None if keep is None else keep.resolve(), results.resolve().parent / "traces" if trace else None
+    terms = Terms(steps, warmup, microbatches, window, timeout, loopback, kept, traces)
     try:
         failed = compare(read_config(config), arms, links, terms, Results(results), describe_commit(), say)
     except KeyboardInterrupt:
         complain("interrupted: what was measured is kept, `run` goes on from there")
         raise typer.Exit(INTERRUPTED) from None
     say(f"results in {results}; `report` writes the page")
+    if traces is not None:
+        say(f"traces in {traces}: open one at ui.perfetto.dev, or draw them with scripts/draw_trace --arms")
     raise typer.Exit(1 if failed else 0)
 
 

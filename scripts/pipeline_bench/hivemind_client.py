@@ -23,9 +23,12 @@ from hivemind.p2p import PeerID
 
 from peers.data.run_data import RunData
 from peers.opening import load_data
+from peers.trace import StepTracer
 from pipeline_bench.hivemind_server import P2P, uid
+from pipeline_bench.hivemind_trace import Calls, Round, step_spans
 from pipeline_bench.job import Job
 from pipeline_bench.measure import Trained
+from pipeline_bench.traces import process_file
 from protocol.config import RunConfig
 
 # hivemind streams a call whose inputs are long. It hangs for ever when a call with short inputs has an answer that does
@@ -36,13 +39,14 @@ Microbatch = tuple[int, int]  # step, index
 
 
 class Chain:
-    """The experts in a row, and the data."""
+    """The experts in a row, the data, and who is told which microbatch a thread is at."""
 
-    def __init__(self, experts: Sequence[RemoteExpert], config: RunConfig, data: RunData) -> None:
-        self._experts, self._config, self._data = experts, config, data
+    def __init__(self, experts: Sequence[RemoteExpert], config: RunConfig, data: RunData, calls: Calls) -> None:
+        self._experts, self._config, self._data, self._calls = experts, config, data, calls
 
     def train(self, microbatch: Microbatch) -> float:
         """Forward and backward through all of them; the loss in nats."""
+        self._calls.begin(microbatch[1])
         ids = torch.from_numpy(self._data.microbatch(self._config, *microbatch))
         first, *middle, last = self._experts
         x = first(ids[:, :-1].contiguous())
@@ -80,18 +84,29 @@ def main(folder: Path) -> None:
     job = Job.read(folder)
     if job.config.tokens_per_microbatch * job.config.model.dim > LONGEST_ANSWER:
         client.MAX_UNARY_PAYLOAD_SIZE = 0
+    tracer = StepTracer()
+    calls = Calls(tracer)
+    if job.trace:
+        calls.watch(client)
     job_rounds = rounds(job.variant, job.config.train.microbatches)
-    chain = Chain(connect(job), job.config, load_data(job.config))
+    chain = Chain(connect(job), job.config, load_data(job.config), calls)
     with ThreadPoolExecutor(job.config.train.microbatches) as pool:
         for _ in range(2 if job.variant == "serial" else job.warmup):
             list(pool.map(chain.train, next(job_rounds)))
         start, ends = time.monotonic(), list[float]()
         losses: list[float] = []
+        done: list[Round] = []
         while len(losses) < job.steps * job.config.train.microbatches:
-            losses += pool.map(chain.train, next(job_rounds))
+            now, began = next(job_rounds), time.monotonic()
+            losses += pool.map(chain.train, now)
             ends.append(time.monotonic())
+            done.append((now[0][0], len(now), began, ends[-1]))
             if ends[-1] - start > job.window:
                 break
+    if job.trace:
+        for name, began, end in step_spans(done, job.config.train.microbatches):
+            tracer.span("step", name, began, end)
+        tracer.write(process_file(job.folder, "trainer"), "trainer")
     tokens = len(losses) * job.config.tokens_per_microbatch
     whole = job.variant != "serial"
     durations = [b - a for a, b in zip([start, *ends], ends, strict=False)] if whole else []

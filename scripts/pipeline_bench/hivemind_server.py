@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from hivemind.proto.runtime_pb2 import CompressionType
 from hivemind.utils.tensor_descr import BatchTensorDescriptor
 
 from peers.files import write_json
+from peers.trace import NO_TRACE, StepTracer, Tracer
 from pipeline_bench.dense_stage import DenseStage, ScoredStage
 from pipeline_bench.job import Job
+from pipeline_bench.traces import process_file
 from protocol.config import RunConfig
 from protocol.optimizer import StageOptimizer
 
@@ -41,9 +44,25 @@ def uid(stage: int) -> str:
 class SteppingBackend(ModuleBackend):  # type: ignore[misc]
     """Sums the gradients of a step's backward calls, then applies them."""
 
+    tracer: Tracer = NO_TRACE
+
     def __init__(self, name: str, module: DenseStage, optimizer: StageOptimizer, config: RunConfig, **kw: Any) -> None:
         super().__init__(name, module, **kw)
         self._stage_optimizer, self._microbatches, self._calls = optimizer, config.train.microbatches, 0
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """hivemind's own, timed. Whose microbatch it is, a server does not know."""
+        start = time.monotonic()
+        outputs: tuple[torch.Tensor, ...] = super().forward(*inputs)
+        self.tracer.span("compute", "F", start, time.monotonic())
+        return outputs
+
+    def backward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """hivemind's own, timed: a second forward, the backward, and after the last one of a step the update."""
+        start = time.monotonic()
+        gradients: tuple[torch.Tensor, ...] = super().backward(*inputs)
+        self.tracer.span("compute", "B", start, time.monotonic())
+        return gradients
 
     def on_backward(self, batch_size: int) -> None:
         """Called by hivemind's runtime after each backward call."""
@@ -80,10 +99,15 @@ def main(folder: Path, stage: int) -> None:
     job = Job.read(folder)
     # Before torch has computed anything: it forks.
     dht = DHT(host_maddrs=[f"/ip4/{job.addresses[stage]}/tcp/0"], start=True, **P2P)
-    server = Server(dht, {uid(stage): backend(job.config, stage)}, HANDLERS, device=torch.device("cpu"), start=True)
+    expert, tracer = backend(job.config, stage), StepTracer()
+    if job.trace:
+        expert.tracer = tracer
+    server = Server(dht, {uid(stage): expert}, HANDLERS, device=torch.device("cpu"), start=True)
     places = [str(address) for address in dht.get_visible_maddrs()]
     write_json(job.place(stage), {"peer": str(dht.peer_id), "addresses": places})
     stop.wait()
+    if job.trace:
+        tracer.write(process_file(job.folder, f"stage-{stage}"), f"stage {stage}")
     server.shutdown()
 
 

@@ -24,7 +24,9 @@ from protocol.model.payload import payload_rules
 AFTER = 1  # steps after the window, so that the end of the run is not in it
 
 
-def isthmus(crew: Crew, config: RunConfig, addresses: Sequence[str], warmup: int, deadline: Deadline) -> Trained:
+def isthmus(
+    crew: Crew, config: RunConfig, addresses: Sequence[str], warmup: int, deadline: Deadline, trace: bool
+) -> Trained:
     """Run all steps of `config`; the window is all but the first `warmup` and the last one."""
     stages, folder = config.pipeline.stages, RunFolder(crew.folder / "run")
     file = crew.folder / "run.toml"
@@ -35,6 +37,7 @@ def isthmus(crew: Crew, config: RunConfig, addresses: Sequence[str], warmup: int
     crew.start("coordinator", stages, [*command, *wanted, *watched])
     crew.wait_for_file(folder.invite, "the coordinator's invite", deadline)
     join = python("peers.cli", "peer", "join", folder.invite.read_text().strip(), "--threads", "1", "--device", "cpu")
+    join += ["--trace"] if trace else []
     for index in range(stages):
         home = folder.peer(index)
         home.mkdir(parents=True)

@@ -29,6 +29,8 @@ class Job:
         warmup: steps before the window.
         steps: in the window.
         window: seconds after which no new round begins.
+        port: of torch's first worker.
+        trace: whether each process is to leave its trace in the folder.
     """
 
     folder: Path
@@ -39,6 +41,7 @@ class Job:
     steps: int
     window: float
     port: int = 0
+    trace: bool = False
 
     @property
     def file(self) -> Path:
@@ -56,7 +59,7 @@ class Job:
 
     def write(self) -> None:
         """For `read`."""
-        names = ("variant", "addresses", "warmup", "steps", "window", "port")
+        names = ("variant", "addresses", "warmup", "steps", "window", "port", "trace")
         write_json(self.file, {"config": self.config.model_dump()} | {name: getattr(self, name) for name in names})
 
     @classmethod

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +23,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from peers.data.run_data import RunData
 from peers.opening import load_data
+from peers.trace import NO_TRACE, StepTracer
 from pipeline_bench.dense_stage import DenseStage, token_loss
 from pipeline_bench.job import Job
 from pipeline_bench.measure import Trained
+from pipeline_bench.torch_trace import TracedStage, Transfers, in_transit
+from pipeline_bench.traces import process_file
 from protocol.config import RunConfig
 
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -33,20 +37,28 @@ SIOCGIFADDR = 0x8915  # Linux: the address of a device
 
 
 class Worker:
-    """A stage with its schedule and its optimiser."""
+    """A stage with its schedule and its optimiser, and, where it is traced, what it did when."""
 
     def __init__(self, job: Job, index: int) -> None:
+        self.tracer, self.transfers = StepTracer() if job.trace else None, Transfers()
         self._config, self._last = job.config, index == job.config.pipeline.stages - 1
         module = DenseStage(job.config, index, WIRE)
         self._optimizer, self._index = module.optimizer(job.config), index
-        stage = PipelineStage(module, index, job.config.pipeline.stages, torch.device("cpu"))
+        stage = self._stage(module, index, job.config.pipeline.stages, torch.device("cpu"))
         self._schedule = SCHEDULES[job.variant](
             stage, job.config.train.microbatches, loss_fn=token_loss, scale_grads=False
         )
         self._data: RunData = load_data(job.config)
 
+    def _stage(self, *arguments: Any) -> PipelineStage:
+        if self.tracer is None:
+            return PipelineStage(*arguments)
+        self.transfers.watch()
+        return TracedStage(*arguments, tracer=self.tracer)
+
     def step(self, step: int) -> list[float]:
         """Train a step; at the last stage its losses."""
+        self.transfers.clear()
         losses: list[torch.Tensor] = []
         if self._index == 0:
             self._schedule.step(self._ids(step)[:, :-1].contiguous())
@@ -54,8 +66,10 @@ class Worker:
             self._schedule.step(target=self._ids(step)[:, 1:].contiguous(), losses=losses)
         else:
             self._schedule.step()
+        start = time.monotonic()
         self._optimizer.average(self._config.train.microbatches)
         self._optimizer.apply(step)
+        (self.tracer or NO_TRACE).span("compute", "APPLY", start, time.monotonic())
         return [float(loss.detach()) for loss in losses]
 
     def _ids(self, step: int) -> torch.Tensor:
@@ -98,9 +112,11 @@ def main(folder: Path, index: int) -> None:
     worker = Worker(job, index)
     start, ends, losses = time.monotonic(), [], []
     for step in range(1, job.warmup + job.steps + 1):
+        began = time.monotonic()
         found = worker.step(step)
         losses += found if step > job.warmup else []
         ends.append(time.monotonic())
+        (worker.tracer or NO_TRACE).step(step, began, ends[-1])
         if step == job.warmup:
             start = ends[-1]
     told: list[list[float]] = [[] for _ in range(stages)]
@@ -109,7 +125,18 @@ def main(folder: Path, index: int) -> None:
         durations = [b - a for a, b in zip([start, *ends[job.warmup :]], ends[job.warmup :], strict=False)]
         tokens = job.steps * job.config.tokens_per_step
         job.tell(Trained(start, ends[-1], tokens, durations, told[-1], {"wire": "bfloat16"}))
+    if worker.tracer is not None:
+        write_trace(job, index, worker.tracer, worker.transfers)
     dist.destroy_process_group()
+
+
+def write_trace(job: Job, index: int, tracer: StepTracer, transfers: Transfers) -> None:
+    """Write it, with the messages of the last step. Called by all stages at once."""
+    came: list[dict[str, tuple[float, float]]] = [{} for _ in job.addresses[:-1]]
+    dist.all_gather_object(came, transfers.came)
+    for receiver, name, start, end in in_transit(index, transfers.sent, came):
+        tracer.span(f"to stage {receiver}", name, start, end)
+    tracer.write(process_file(job.folder, f"stage-{index}"), f"stage {index}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def test_a_deadline_says_what_was_waited_for() -> None:
 def test_an_arm_runs_and_its_training_is_the_runs(
     tmp_path: Path, text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's own pipeline over our stages, two processes; its losses are those of one process."""
+    """torch's own pipeline over our stages, two processes; its losses are those of one process, also when traced."""
     from pipeline_bench.bench import Terms, run_arm
 
     from peers.opening import load_data
@@ -190,7 +191,9 @@ def test_an_arm_runs_and_its_training_is_the_runs(
     monkeypatch.setenv("ISTHMUS_CACHE", str(cache))
     run = parse_config({**TINY, "data": {"source": "text", "path": str(text), "vocab_size": 260}}, "tiny")
     (arm,) = choose_arms(["torch-gpipe"])
-    terms = Terms(steps=1, warmup=1, microbatches=None, window=60, timeout=240, loopback=True, keep=tmp_path)
+    terms = Terms(
+        steps=1, warmup=1, microbatches=None, window=60, timeout=240, loopback=True, keep=tmp_path, traces=tmp_path
+    )
     config = derive(run, True, 2)
     reference, data = ReferenceRun(config), load_data(config)
     found = run_arm(run, arm, LINKS[0], terms)
@@ -198,3 +201,8 @@ def test_an_arm_runs_and_its_training_is_the_runs(
     assert found["losses"] == pytest.approx(losses[1], abs=2e-4)
     assert found["tokens"] == config.tokens_per_step and found["cpu_seconds"] >= 0
     assert {file.name for file in (tmp_path / "torch-gpipe-unlimited").iterdir()} >= {"job.json", "result.json"}
+    trace = json.loads((tmp_path / "torch-gpipe-unlimited.json").read_text())
+    stages = [sorted(e["name"] for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == pid) for pid in (1, 2)]
+    assert set(stages[0]) >= {"F0", "F1", "B0", "B1", "APPLY", "step 2"}
+    assert stages[0].count("F1") == 2, "stage 0: each forward, and its message"
+    assert stages[1].count("B1") == 2, "stage 1: each backward, and its message"
