@@ -1,7 +1,8 @@
 """A laboratory proves itself: plain TCP reaches the rate, one way and both; round trips and losses are as asked.
 
 All is measured between neighbours, home 0 and 1, then 1 and 2 and so on. TCP's own ceiling is 96.5 % of a line: 1,448
-bytes of content in a packet of 1,500.
+bytes of content in a packet of 1,500. A connection has no more under way than its send buffer allows, so over a long
+line, or where both ways fill their queues and the answers wait in them, the window is the ceiling.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from peers.lab.laboratory import Laboratory
 from protocol.errors import RunFailed
 
 CEILING = 1448 / 1500
+WINDOW_BYTES = 2.7e6  # under way, of a send buffer of 4 MB
 LEAST = 0.85  # of the ceiling: TCP halts now and then after a full buffer
 ROUND_TRIPS = 30
 LATE_SECONDS = 0.01  # a busy machine
@@ -73,20 +75,28 @@ def _round_trip(lab: Laboratory, one: int, other: int) -> Line:
 
 
 def _rates(lab: Laboratory, one: int, other: int, effort: Effort) -> Iterator[Line]:
-    yield _rate(lab, f"TCP {one} to {other}", (one, other), poured(lab, [(one, other)], effort)[0])
-    yield _rate(lab, f"TCP {other} to {one}", (other, one), poured(lab, [(other, one)], effort)[0])
+    yield _rate(lab, f"TCP {one} to {other}", (one, other), poured(lab, [(one, other)], effort)[0], 0.0)
+    yield _rate(lab, f"TCP {other} to {one}", (other, one), poured(lab, [(other, one)], effort)[0], 0.0)
     both = [(one, other), (other, one)]
     for way, rate in zip(both, poured(lab, both, effort), strict=True):
-        yield _rate(lab, f"TCP {way[0]} to {way[1]}, both at once", way, rate)
+        yield _rate(lab, f"TCP {way[0]} to {way[1]}, both at once", way, rate, _queues(lab, both))
 
 
-def _rate(lab: Laboratory, what: str, way: tuple[int, int], rate: float) -> Line:
-    asked = lab.lab.bytes_per_second(*way)
+def _queues(lab: Laboratory, ways: list[tuple[int, int]]) -> float:
+    """How long a packet and its answer can wait, in seconds."""
+    rates = [(lab.lab.at(source).buffer_kib, lab.lab.bytes_per_second(source, to)) for source, to in ways]
+    return sum(1024 * kib / rate for kib, rate in rates if rate)
+
+
+def _rate(lab: Laboratory, what: str, way: tuple[int, int], rate: float, queued: float) -> Line:
+    """`queued`: how much longer a round trip can be than without queues, in seconds."""
+    asked, rtt = lab.lab.bytes_per_second(*way), 2 * lab.lab.one_way_seconds(*way) + queued
     measured = f"{mbit(rate):.1f} Mbit/s"
     if asked is None:
         return Line(what, "no limit", measured, True)
     lossy = lab.lab.at(way[0]).loss + lab.lab.at(way[1]).loss > 0  # TCP is slower then, which is what it is for
-    right = rate <= CEILING * asked * 1.02 and (lossy or rate >= LEAST * CEILING * asked)
+    least = min(CEILING * asked, WINDOW_BYTES / rtt if rtt else CEILING * asked)
+    right = rate <= CEILING * asked * 1.02 and (lossy or rate >= LEAST * least)
     return Line(what, f"{mbit(asked):.0f} Mbit/s, {mbit(CEILING * asked):.1f} of content", measured, right)
 
 
