@@ -39,8 +39,7 @@ QUEUE_FRAMES = 1024
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 5.0
 PROBE_SECONDS = 1.0
-# TCP forgets what a line can bear after some 0.3 s without a packet: at 80 Mbit/s and a round trip of 100 ms, 300 kB
-# then took 210 ms after half a second of silence and 440 after two. With a probe every 0.1 s it was 135 after any.
+# TCP forgets what a line can bear after some 0.3 s without a packet (`docs/lab_tables.md` has what that costs).
 WARM_PROBE_SECONDS = 0.1
 WARM_SECONDS = 30.0  # since the last tensor
 SILENCE_SECONDS = 30.0
