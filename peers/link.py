@@ -224,9 +224,11 @@ class Link:
             # Only a link that held for a while earns a quick retry, so that a peer that refuses us is not hammered.
             if time.monotonic() - opened > 2 * LONGEST_WAIT_SECONDS:
                 wait = FIRST_WAIT_SECONDS
+            # However it hurries us: a peer may refuse our streams as soon as it has opened its own.
+            await asyncio.sleep(FIRST_WAIT_SECONDS)
             # Not `wait_for`: cancelled when `_wake` has just been set, Python 3.11's forgets the cancellation.
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(wait - FIRST_WAIT_SECONDS):
                     await self._wake.wait()
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 

@@ -58,7 +58,7 @@ def test_close_at_the_moment_of_a_hurry(ticks: int) -> None:
         link = Link("b", nobody.open_streams, nobody.emit, TrafficCounters().sent)
         while not nobody.events:
             await asyncio.sleep(0)
-        await asyncio.sleep(0.05)  # now it waits for its next try, or for `hurry`
+        await asyncio.sleep(0.5)  # now it waits for its third try, or for `hurry`
         link.hurry()
         for _ in range(ticks):
             await asyncio.sleep(0)
@@ -305,5 +305,21 @@ def test_a_slow_peer_is_not_taken_for_a_dead_one(tmp_path: Path, monkeypatch: py
             for _ in range(13):
                 await somebody.got.get()
             assert somebody.events.empty()
+
+    run(test())
+
+
+def test_a_peer_that_hurries_and_refuses_us_does_not_keep_us_busy() -> None:
+    async def test() -> None:
+        nobody = Nobody()
+
+        async def hurried(peer: str) -> Sequence[Stream]:
+            link.hurry()
+            return await nobody.open_streams()
+
+        link = Links(hurried, nobody.emit, TrafficCounters().sent).to("b")
+        await asyncio.sleep(0.5)
+        assert 1 <= nobody.asked <= 4
+        await link.close()
 
     run(test())
