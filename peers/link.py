@@ -143,6 +143,7 @@ class Link:
         self._last_sent = clock()
         self._last_tensor = float("-inf")
         self._task = asyncio.create_task(self._run(), name=f"link to {peer}")
+        self._task.add_done_callback(_say_failed)
 
     def __len__(self) -> int:
         """Frames that wait, or are not wholly sent."""
@@ -287,6 +288,12 @@ class Link:
         if self._reported_lost:
             self._reported_lost = False
             await self._emit(LinkRestored(self.peer))
+
+
+def _say_failed(task: asyncio.Task[None]) -> None:
+    """Nobody awaits a link's task before it is closed, so a bug in it would only show as silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the %s ended by a bug here", task.get_name(), exc_info=error)
 
 
 def _link_number() -> int:

@@ -24,7 +24,8 @@ from protocol.link_measure import LinkMeasure
 
 RATE_SECONDS = 10.0  # how long a sample counts
 RTT_SECONDS = 30.0
-LEAST_WINDOW_BYTES = 1 << 20
+FIRST_WINDOW_BYTES = 1 << 20  # while the rate is not known
+LEAST_WINDOW_BYTES = 1 << 18
 MOST_WINDOW_BYTES = 1 << 26
 CLEAR_BYTES = 1 << 17  # no more before a segment: it met no queue
 _GAIN = 2
@@ -127,8 +128,9 @@ class LinkMeter:
         """The most bytes that should be under way."""
         if self._rtt_is_old:
             return CLEAR_BYTES
+        least = LEAST_WINDOW_BYTES if self._bound else FIRST_WINDOW_BYTES
         line = (self._rate.value or 0.0) * (self.rtt or 0.0)
-        return int(min(max(_GAIN * line, LEAST_WINDOW_BYTES), MOST_WINDOW_BYTES))
+        return int(min(max(_GAIN * line, least), MOST_WINDOW_BYTES))
 
     def measure(self, now: float) -> LinkMeasure:
         """What is known by now."""

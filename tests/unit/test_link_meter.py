@@ -4,7 +4,7 @@ import heapq
 
 import pytest
 
-from peers.link_meter import LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES, LinkMeter, Stamp
+from peers.link_meter import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES, LinkMeter, Stamp
 
 
 class Line:
@@ -53,7 +53,7 @@ def test_a_line_that_has_little_to_do_tells_no_rate_but_its_round_trip() -> None
     found = line.meter.measure(line.now)
     assert found.bytes_per_second is None and found.rtt_seconds == pytest.approx(0.1, rel=0.1)
     assert found.busy_seconds == pytest.approx(10 * found.rtt_seconds) and found.sent_bytes == 655_360
-    assert line.meter.window == LEAST_WINDOW_BYTES
+    assert line.meter.window == FIRST_WINDOW_BYTES
 
 
 def test_a_slower_line_is_noticed_and_an_idle_one_keeps_its_rate() -> None:
