@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain
-from protocol.errors import IsthmusError
+from peers.cli.common import run_command
 
 app = typer.Typer(
     help="Train transformers over the open internet: each peer holds one stage, a narrow strip of numbers crosses.",
@@ -187,14 +185,4 @@ def status(invite: Annotated[str, typer.Argument(help="The run's invite.")]) -> 
 
 def main() -> None:
     """Run the command; an error that is meant for a person becomes one line and its exit code."""
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
-    except OSError as error:
-        complain(f"error: the system refused: {error}")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        complain("interrupted")
-        sys.exit(INTERRUPTED)
+    run_command(app)

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from peers.leftovers import FolderLock
-from protocol.errors import UserError
+from protocol.errors import IsthmusError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,21 @@ def say(text: str) -> None:
 def complain(text: str) -> None:
     """One line on the standard error."""
     error_console.print(text, markup=False, soft_wrap=True)
+
+
+def run_command(command: Callable[[], Any]) -> None:
+    """Run a command line; an error that is meant for a person becomes one line and its exit code."""
+    try:
+        command()
+    except IsthmusError as error:
+        complain(f"error: {error}")
+        sys.exit(error.exit_code)
+    except OSError as error:
+        complain(f"error: the system refused: {error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        sys.exit(INTERRUPTED)
 
 
 def set_up_logging(verbose: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,7 @@ import typer
 
 from convergence.jobs import chosen_arms
 from convergence.plan import PlannedArm, choose_groups, read_plan
-from peers.cli.common import INTERRUPTED, complain, say, set_up_logging
-from protocol.errors import IsthmusError
+from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs" / "convergence"
@@ -28,11 +26,7 @@ Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Rows trained at the sa
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
+    run_command(app)
 
 
 @app.command("run")

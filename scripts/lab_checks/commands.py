@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +11,12 @@ import typer
 from lab_checks.check import Effort
 from lab_checks.check import check as checked
 from lab_checks.table import RATES, table
-from peers.cli.common import INTERRUPTED, complain, say
+from peers.cli.common import run_command, say
 from peers.lab.lab_file import parse_place, read_lab
 from peers.lab.laboratory import Laboratory, ask, change
 from peers.lab.namespaces import check_possible, living
 from peers.lab.namespaces import clean as clean_dead
-from protocol.errors import IsthmusError, UserError
+from protocol.errors import UserError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=__doc__)
 
@@ -29,14 +28,7 @@ Number = Annotated[int, typer.Argument(help="The laboratory's number, as `isthmu
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the laboratory is removed then, too
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        complain("interrupted")
-        sys.exit(INTERRUPTED)
+    run_command(app)
 
 
 @app.command()

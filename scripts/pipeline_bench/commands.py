@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain, say, set_up_logging
+from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
 from pipeline_bench.cases import choose_arms, choose_links
 from pipeline_bench.homes import ROOT
 from pipeline_bench.results import Results
-from protocol.errors import IsthmusError
 
 DOCS = ROOT / "docs"
 SECTION = "pipeline"
@@ -25,11 +23,7 @@ ResultsPath = Annotated[Path, typer.Option("--results", help="The results, JSON;
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
+    run_command(app)
 
 
 @app.command("run")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +10,12 @@ from convergence.plan import choose_groups, read_plan
 from convergence.results import load
 from convergence.summary import GroupSummary, summarise
 
-from peers.cli.common import INTERRUPTED, complain, say, set_up_logging
+from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
 from pipeline_bench.cases import Arm, choose_links
 from pipeline_bench.commands import DOCS
 from pipeline_bench.homes import ROOT
 from pipeline_bench.results import Results
-from protocol.errors import IsthmusError, UserError
+from protocol.errors import UserError
 
 SECTION = "speedrun"
 
@@ -28,11 +27,7 @@ ResultsPath = Annotated[Path, typer.Option("--results", help="The measured steps
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
+    run_command(app)
 
 
 @app.command("run")

@@ -5,21 +5,20 @@ One pipeline by the options, or, with --write, the tables and the picture of doc
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import complain, say
+from peers.cli.common import run_command, say
 from peers.config_file import read_config
 from pipeline_model import page, study
 from pipeline_model.floor import Floor
 from pipeline_model.layout import Home, Layout, megabits
 from pipeline_model.simulation import STEPS, Outcome, simulate
 from protocol.config import RunConfig, parse_config
-from protocol.errors import IsthmusError, UserError
+from protocol.errors import UserError
 from protocol.frame import Kind
 from protocol.model.payload import payload_rules
 from protocol.work import Schedule
@@ -55,11 +54,7 @@ Write = Annotated[bool, typer.Option("--write", help="Fill docs/scale.md and dra
 
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
+    run_command(app)
 
 
 @app.command(help=__doc__)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import complain, say, set_up_logging
-from protocol.errors import IsthmusError, UserError
+from peers.cli.common import run_command, say, set_up_logging
+from protocol.errors import UserError
 from swarm.cases import Case, matrix
 from swarm.chaos import Outcome, disturb
 from swarm.prepared import Prepared, prepare
@@ -39,11 +38,7 @@ def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the swarm is ended then, too
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
+    run_command(app)
 
 
 @app.command(help=__doc__)

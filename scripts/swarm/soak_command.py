@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain, say, set_up_logging
+from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
 from protocol.errors import IsthmusError
 from swarm.soak import soak
 from swarm.soak_report import Samples, draw, report
@@ -31,11 +31,7 @@ def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the swarm is ended then, too
-    try:
-        app()
-    except IsthmusError as error:
-        complain(f"error: {error}")
-        sys.exit(error.exit_code)
+    run_command(app)
 
 
 @app.command(name="soak", help=__doc__)
