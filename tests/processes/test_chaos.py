@@ -65,9 +65,3 @@ def test_a_coordinator_that_was_killed_takes_over_where_it_was(disturb: Disturb)
     outcome = disturb("coordinator killed")
     assert outcome.count("takeover") == 1
     assert views(outcome, "is out") == 0
-
-
-def test_a_peer_that_stood_still_comes_back(disturb: Disturb) -> None:
-    outcome = disturb("stopped and excluded wrongly")
-    assert views(outcome, "of stage 1 is out") == 1
-    assert views(outcome, "follows stage") >= 1

@@ -21,6 +21,7 @@ from protocol.events import (
     ChunkArrived,
     ChunkAsked,
     Computed,
+    CreditsChanged,
     Event,
     Offered,
     Spoiled,
@@ -140,6 +141,7 @@ EVENTS: dict[str, Callable[[StageMachine], Event | None]] = {
     "loss": lambda m: ViewChanged(lost(m.view or VIEW)),
     "old view": lambda m: None if m.view is None else ViewChanged(replace(m.view, last_step=0)),
     "no place": lambda m: ViewChanged(one_view("p", "b", "q", number=3)),
+    "credits": lambda m: CreditsChanged(3),
     "stall": lambda m: Stalled(),
     "link": lambda m: Stalled("b"),
 }
