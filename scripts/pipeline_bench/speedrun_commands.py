@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ ResultsPath = Annotated[Path, typer.Option("--results", help="The measured steps
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
     set_up_logging(verbose=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the arm is ended then, too
     run_command(app)
 
 
