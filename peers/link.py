@@ -94,8 +94,8 @@ class _Lane:
             self._link.idle(self)
             head, data = await self._given
             try:
-                self._writer.write(head)
-                self._writer.write(data)
+                # In one piece: asyncio writes at once, and p2pd would pass the 32 bytes of the head on by themselves.
+                self._writer.write(b"".join((head, data)))
                 await self._writer.drain()
             except OSError as error:
                 return f"writing to the stream failed: {error or type(error).__name__}"
