@@ -21,7 +21,8 @@ from protocol.config import DataConfig
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "chaos.toml"
 Disturb = Callable[[str], Outcome]
 
-pytestmark = pytest.mark.timeout(900)  # nothing here may fail because the machine is busy
+# Nothing here may fail because the machine is busy.
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from simulated_swarm.swarm import Swarm
 from simulated_swarm.toy_model import ToyRun, ToyStage, ToyState
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 60
+SEEDS = 40
 
 
 def calm(seed: int, **changes: object) -> Scenario:
