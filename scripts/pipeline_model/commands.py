@@ -14,7 +14,7 @@ import typer
 from peers.cli.common import run_command, say
 from peers.config_file import read_config
 from pipeline_model import page, study
-from pipeline_model.floor import Floor
+from pipeline_model.floor import floor
 from pipeline_model.layout import Home, Layout, megabits
 from pipeline_model.simulation import STEPS, Outcome, simulate
 from protocol.config import RunConfig, parse_config
@@ -105,12 +105,12 @@ def _seconds(name: str, text: str, stages: int) -> list[float]:
 
 
 def _say(outcome: Outcome) -> None:
-    layout, floor = outcome.layout, Floor.of(outcome.layout)
+    layout, least = outcome.layout, floor(outcome.layout)
     forward, backward = (f"{layout.frame_bytes(kind):,}" for kind in (Kind.FORWARD, Kind.BACKWARD))
-    parts = f"compute {floor.compute:.3f}, wire {floor.wire:.3f}, fill {floor.fill:.3f}"
+    parts = f"compute {least.compute_seconds:.3f}, wire {least.wire_seconds:.3f}, fill {least.fill_seconds:.3f}"
     say(f"simulated: {len(layout.homes)} stages, {layout.microbatches} microbatches, {layout.schedule}")
     say(f"a frame      {forward} bytes forward, {backward} backward")
-    say(f"floor        {floor.seconds:.3f} s ({parts})")
+    say(f"floor        {least.seconds:.3f} s ({parts})")
     say(f"step         {outcome.seconds:.3f} s ({_words(outcome.step_seconds, '.3f')})")
     say(f"step / floor {outcome.over_floor:.3f}")
     say(f"in flight    {_words(outcome.most_in_flight, 'd')}, at most, by stage")

@@ -1,40 +1,28 @@
-"""What no schedule beats: the floor of a step.
-
-The larger of the slowest stage's compute and the busiest line's bytes over its rate, plus the fill: the one-way delays
-there and back, and one microbatch's forward and backward at each stage.
-"""
+"""The floor of a simulated step: `protocol.floor`, of what the layout says that a step costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pipeline_model.layout import Layout
+from protocol.floor import Floor, LinkFacts, PeerCosts, Source, floor_of
 from protocol.frame import Kind
 
 
-@dataclass(frozen=True)
-class Floor:
-    """Seconds of a step."""
+def floor(layout: Layout) -> Floor:
+    """Of a pipeline of whole stages."""
+    found = floor_of([_costs(layout, stage) for stage in range(len(layout.homes))], len(layout.homes))
+    assert found is not None, "every stage has a home"
+    return found
 
-    compute: float
-    wire: float
-    fill: float
 
-    @property
-    def seconds(self) -> float:
-        """The floor."""
-        return max(self.compute, self.wire) + self.fill
-
-    @classmethod
-    def of(cls, layout: Layout) -> Floor:
-        """Of a pipeline of whole stages."""
-        homes, last = layout.homes, len(layout.homes) - 1
-        compute = max(layout.microbatches * (home.forward + home.backward) + home.apply for home in homes)
-        forward, backward = (layout.microbatches * layout.frame_bytes(kind) for kind in (Kind.FORWARD, Kind.BACKWARD))
-        wire = 0.0
-        for index, home in enumerate(homes):
-            up = forward * (index < last) + backward * (index > 0)
-            down = forward * (index > 0) + backward * (index < last)
-            wire = max(wire, *(size / rate for size, rate in ((up, home.up), (down, home.down)) if rate), 0.0)
-        delays = sum(layout.delay(index, index + 1) for index in range(last))
-        return cls(compute, wire, 2 * delays + sum(home.forward + home.backward for home in homes))
+def _costs(layout: Layout, stage: int) -> PeerCosts:
+    home, last = layout.homes[stage], len(layout.homes) - 1
+    forward, backward = (layout.microbatches * layout.frame_bytes(kind) for kind in (Kind.FORWARD, Kind.BACKWARD))
+    return PeerCosts(
+        peer=str(stage),
+        stage=stage,
+        cpu_seconds=layout.microbatches * (home.forward + home.backward) + home.apply,
+        sent_bytes=forward * (stage < last) + backward * (stage > 0),
+        received_bytes=forward * (stage > 0) + backward * (stage < last),
+        microbatch_seconds=home.forward + home.backward,
+        line=LinkFacts(home.up, home.down, home.delay / 2, Source.DECLARED),
+    )

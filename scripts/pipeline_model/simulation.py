@@ -8,7 +8,7 @@ from typing import Any
 
 from simulated_swarm.clock import Clock
 
-from pipeline_model.floor import Floor
+from pipeline_model.floor import floor
 from pipeline_model.host import StageHost, peer_of
 from pipeline_model.layout import Layout
 from pipeline_model.slices import SlicedHost
@@ -47,7 +47,7 @@ class Outcome:
     @property
     def over_floor(self) -> float:
         """Step / floor."""
-        return self.seconds / Floor.of(self.layout).seconds
+        return self.seconds / floor(self.layout).seconds
 
 
 def simulate(layout: Layout, steps: int = STEPS) -> Outcome:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline_model.coordinator import step_bytes
-from pipeline_model.floor import Floor
+from pipeline_model.floor import floor
 from pipeline_model.layout import UNLIMITED, Layout
 from pipeline_model.simulation import STEPS, Outcome, simulate
 from protocol.work import Schedule
@@ -48,7 +48,7 @@ def grid_table(found: Grid) -> Table:
         most, most_gpipe = outcome.most_in_flight, other.most_in_flight
         rows.append(
             (
-                *(str(stages), str(microbatches), f"{Floor.of(outcome.layout).seconds:.2f}"),
+                *(str(stages), str(microbatches), f"{floor(outcome.layout).seconds:.2f}"),
                 *(f"{outcome.seconds:.2f}", f"{outcome.over_floor:.2f}", f"{most[0]} / {max(most[-2:])}"),
                 *(f"{other.seconds:.2f}", f"{other.over_floor:.2f}", str(most_gpipe[0])),
                 f"{kilobytes:.1f}",
