@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from peers.lab.access import BYTES_PER_SECOND
 from peers.lab.lab_file import read_lab
 from protocol.floor import LinkFacts, Source
-
-_BYTES = 1e6 / 8  # a second, in a Mbit/s
 
 
 def declared_lines(path: Path) -> Callable[[Sequence[str]], LinkFacts | None]:
@@ -23,7 +22,7 @@ def declared_lines(path: Path) -> Callable[[Sequence[str]], LinkFacts | None]:
         home = lab.home_of(addresses)
         if home is None:
             return None
-        up, down = home.up_mbit * _BYTES or None, home.down_mbit * _BYTES or None
+        up, down = home.up_mbit * BYTES_PER_SECOND or None, home.down_mbit * BYTES_PER_SECOND or None
         return LinkFacts(up, down, home.delay_ms / 1e3, Source.DECLARED)
 
     return line

@@ -68,6 +68,13 @@ def run_command(command: Callable[[], Any]) -> None:
         sys.exit(INTERRUPTED)
 
 
+def run_script(command: Callable[[], Any]) -> None:
+    """The same for a script that starts processes or laboratories: SIGTERM ends them too, as Ctrl-C does."""
+    set_up_logging(verbose=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run_command(command)
+
+
 def set_up_logging(verbose: bool) -> None:
     """Log lines go to the standard error: warnings, or with `verbose` what happens too."""
     logging.basicConfig(

@@ -26,7 +26,7 @@ from typing import Any, Self
 from peers.lab import namespaces
 from peers.lab.device import largest_bundle
 from peers.lab.forwarder import CONTROL
-from peers.lab.lab_file import COORDINATOR, MOST_HOMES, LabFile, Place, address_at, places
+from peers.lab.lab_file import MOST_HOMES, LabFile, Place, address_at, places
 from protocol.errors import RunFailed, UserError
 
 _START_SECONDS = 30.0
@@ -119,11 +119,6 @@ class Laboratory:
     def address(self, place: Place) -> str:
         """A home's IPv4 address."""
         return address_at(self.number, place)
-
-    @property
-    def coordinator_address(self) -> str:
-        """The coordinator's IPv4 address."""
-        return self.address(COORDINATOR)
 
     def prefix(self, place: Place) -> list[str]:
         """What to put before a command to run it in a home. It becomes the command: same process, same signals."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from peers.lab.lab_file import NETWORK, Place, address_at
+from peers.lab.lab_file import Place, address_at
 from protocol.errors import RunFailed, UserError
 
 FOLDER = Path("/run/isthmus-laboratories")
@@ -255,11 +255,6 @@ def _enter(handle: int) -> None:
 def _last_error() -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))
-
-
-def subnet(number: int) -> str:
-    """The addresses of the laboratory of that number."""
-    return f"{NETWORK}.{number}.0/24"
 
 
 def check_possible() -> None:

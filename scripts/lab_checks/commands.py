@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from lab_checks.check import Effort
 from lab_checks.check import check as checked
 from lab_checks.table import RATES, table
-from peers.cli.common import run_command, say
+from peers.cli.common import run_script, say
 from peers.lab.lab_file import parse_place, read_lab
 from peers.lab.laboratory import Laboratory, ask, change
 from peers.lab.namespaces import check_possible, living
@@ -27,8 +26,7 @@ Number = Annotated[int, typer.Argument(help="The laboratory's number, as `isthmu
 
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the laboratory is removed then, too
-    run_command(app)
+    run_script(app)
 
 
 @app.command()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
+from peers.cli.common import INTERRUPTED, complain, run_script, say
 from pipeline_bench.cases import choose_arms, choose_links
 from pipeline_bench.homes import ROOT
 from pipeline_bench.results import Results
@@ -23,9 +22,7 @@ ResultsPath = Annotated[Path, typer.Option("--results", help="The results, JSON;
 
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
-    set_up_logging(verbose=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the arm is ended then, too
-    run_command(app)
+    run_script(app)
 
 
 @app.command("run")

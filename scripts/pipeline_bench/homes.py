@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 from pipeline_bench.cases import Link
 from pipeline_bench.processes import MARK, parse_loopback
@@ -35,6 +35,12 @@ class Homes(Protocol):
         """Bytes that each home has sent and received, headers of IP and TCP included."""
 
 
+def detached(output: BinaryIO, environment: dict[str, str]) -> dict[str, Any]:
+    """Options of `subprocess.Popen` for a process in a session of its own, which says all to `output`."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    return {**streams, "env": environment, "start_new_session": True}
+
+
 class Loopback:
     """All in one place, for trying things out: bytes are those of the whole machine's loopback."""
 
@@ -51,14 +57,7 @@ class Loopback:
     def popen(self, index: int, argv: Sequence[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """See `Homes.popen`."""
         with log.open("ab") as file:
-            return subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+            return subprocess.Popen(argv, **detached(file, environment))
 
     def lab_file(self, folder: Path) -> Path | None:
         """There is none."""

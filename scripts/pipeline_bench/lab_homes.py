@@ -11,7 +11,7 @@ from typing import Self
 from peers.lab.lab_file import COORDINATOR, LabFile, Place, parse_lab
 from peers.lab.laboratory import Laboratory
 from pipeline_bench.cases import Link
-from pipeline_bench.homes import Traffic
+from pipeline_bench.homes import Traffic, detached
 
 
 class LabHomes:
@@ -41,15 +41,7 @@ class LabHomes:
     def popen(self, index: int, argv: Sequence[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """See `Homes.popen`."""
         with log.open("ab") as file:
-            return self._lab.popen(
-                self._places[index],
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+            return self._lab.popen(self._places[index], argv, **detached(file, environment))
 
     def lab_file(self, folder: Path) -> Path | None:
         """See `Homes.lab_file`."""

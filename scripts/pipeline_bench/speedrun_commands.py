@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from convergence.plan import choose_groups, read_plan
 from convergence.results import load
 from convergence.summary import GroupSummary, summarise
 
-from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
+from peers.cli.common import INTERRUPTED, complain, run_script, say
 from pipeline_bench.cases import Arm, choose_links
 from pipeline_bench.commands import DOCS
 from pipeline_bench.homes import ROOT
@@ -27,9 +26,7 @@ ResultsPath = Annotated[Path, typer.Option("--results", help="The measured steps
 
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
-    set_up_logging(verbose=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the arm is ended then, too
-    run_command(app)
+    run_script(app)
 
 
 @app.command("run")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import run_command, say, set_up_logging
+from peers.cli.common import run_script, say
 from protocol.errors import UserError
 from swarm.cases import Case, matrix
 from swarm.chaos import Outcome, disturb
@@ -36,9 +35,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Make the undisturbed run a
 
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
-    set_up_logging(verbose=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the swarm is ended then, too
-    run_command(app)
+    run_script(app)
 
 
 @app.command(help=__doc__)

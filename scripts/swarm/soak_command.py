@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
+from peers.cli.common import INTERRUPTED, complain, run_script, say
 from protocol.errors import IsthmusError
 from swarm.soak import soak
 from swarm.soak_report import Samples, draw, report
@@ -29,9 +28,7 @@ ReportOnly = Annotated[bool, typer.Option("--report-only", help="Make the page o
 
 def main() -> None:
     """Run the command line; errors meant for a person become one line and an exit code."""
-    set_up_logging(verbose=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the swarm is ended then, too
-    run_command(app)
+    run_script(app)
 
 
 @app.command(name="soak", help=__doc__)
