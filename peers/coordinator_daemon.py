@@ -174,8 +174,10 @@ class CoordinatorDaemon:
     def _on_control(self, peer: str, frame: Frame) -> None:
         try:
             self._on_message(peer, parse_control(frame.payload))
-        except (BadFrame, KeyError, TypeError, ValueError) as error:
+        except BadFrame as error:
             logger.warning("ignored a message from %s: %s", short_peer(peer), error)
+        except Exception as error:  # the last net: whatever a peer says, it costs the peer and not the run
+            self._executive.expel(peer, error)
 
     def _on_message(self, peer: str, message: dict[str, Any]) -> None:
         executive = self._executive
@@ -217,8 +219,11 @@ class CoordinatorDaemon:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._executive.decide(Tick())
-            self._executive.tick()
+            try:
+                self._executive.decide(Tick())
+                self._executive.tick()
+            except Exception as error:  # what a member said before may be at the bottom of it
+                self._executive.survive(error)
 
     def _progress(self) -> dict[str, Any]:
         view = self._executive.view

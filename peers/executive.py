@@ -29,6 +29,7 @@ from protocol.membership_events import (
     Effect,
     End,
     Event,
+    Expelled,
     Heard,
     Issue,
     Notice,
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 REMEMBER_SECONDS = 10.0
 MOST_RELEASED = 1000
+MOST_MISTAKES = 100  # that are told, each once
 SETTLE_SECONDS = 10.0  # without a new row, after which the end waits for no more reports
 
 
@@ -93,6 +95,8 @@ class Executive:
         self._served: dict[str, set[int]] = {}
         self._released: set[str] = set()
         self._unstored: Issue | None = None
+        self._mistakes: set[str] = set()
+        self._sound = True  # the last decision raised no error
         self._storing = True
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
@@ -118,12 +122,54 @@ class Executive:
         told = {effect.peer for effect in effects if isinstance(effect, Release | TurnAway)}
         for peer in before - self.membership.members.keys() - told:
             self._transport.forget(peer)  # or a link to each peer that ever died would be tried for ever
+        self._sound = True
+
+    def expel(self, peer: str, error: Exception) -> None:
+        """Dealing with what the member `peer` said raised `error`, which is a mistake of ours that its word found.
+
+        Nothing that a member says may end the run, so it loses its place: what it said goes with it. But if decisions
+        failed before its word too, it is not the cause.
+        """
+        guilty, self._sound = self._sound, False
+        if not guilty:
+            self.survive(error)
+            return
+
+        self._note_mistake(f"what peer {short_peer(peer)} said could not be dealt with", error)
+        try:
+            self.decide(Expelled(peer, f"what it said could not be dealt with: {type(error).__name__}"))
+        except Exception as again:
+            self.survive(again)
+        self._catch_up()
+
+    def survive(self, error: Exception) -> None:
+        """Deciding what follows raised `error`, though nobody had just said anything: the run goes on as it is."""
+        self._sound = False
+        self._note_mistake("what follows could not be decided, and the run goes on as it is", error)
+        self._catch_up()
+
+    def _note_mistake(self, what: str, error: Exception) -> None:
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._mistakes and len(self._mistakes) < MOST_MISTAKES:
+            self._mistakes.add(text)
+            logger.error("%s", text, exc_info=error)
+            self.journal.note("mistake", text)
+
+    def _catch_up(self) -> None:
+        """Do what was decided and then lost, since an error came before it was handed out."""
+        view, end = self.membership.view, self.membership.end
+        issued = self._unstored.view if self._unstored is not None else self.view
+        if view is not None and (issued is None or view.number > issued.number):
+            self._perform(Issue(view, "decided before an error"))
+        if end is not None and self._closing is None:
+            self._perform(end)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Admit(peer):
                 self._admit(peer)
             case TurnAway(peer, reason):
+                self.record.disown(peer)
                 self.journal.note("turned_away", f"turned peer {short_peer(peer)} away: {reason}", peer=peer)
                 self.tell_stranger(peer, {"type": "turned_away", "reason": reason})
             case Issue():
@@ -201,7 +247,7 @@ class Executive:
         self.decide(Heard(peer, reported.account))
         served = self._served.get(peer, ())
         steps = [report for report in reported.counted(self.view) if report.stage in served]
-        for row in self.record.add(source, steps, self.membership.applied_everywhere):
+        for row in self.record.add(source, steps, self.membership.applied_everywhere, self.membership.newest):
             self._observer.row(row)
             self._rowed = self._clock()
         self._settle()

@@ -60,6 +60,12 @@ class FloorMeter:
         if (line := self._premises.declared(addresses)) is not None:
             self._lines[peer] = line
 
+    def disown(self, peer: str) -> None:
+        """What `peer` told is not believed any more."""
+        self._figures.pop(peer, None)
+        self._lines.pop(peer, None)
+        self._costs = {who: known for who, known in self._costs.items() if who[0] != peer}
+
     def figures(self, peer: str) -> PeerFigures:
         """The newest that it told."""
         return self._figures.get(peer, PeerFigures())

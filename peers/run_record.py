@@ -23,6 +23,8 @@ from protocol.membership import End
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_STEPS = 16  # that a row waits for the reports of all replicas of its stages
+
 
 class RunRecord:
     """The numbers of one run, in its folder. Nothing is touched before `begin` or `take_over`."""
@@ -104,14 +106,23 @@ class RunRecord:
         """Note what the daemon of `peer`, at `addresses`, has cost so far, and how it finds its links."""
         self._table.meter.tell(peer, figures, addresses)
 
-    def add(self, source: Source, reports: Sequence[StepReport], applied: int) -> list[dict[str, Any]]:
+    def add(self, source: Source, reports: Sequence[StepReport], applied: int, newest: int) -> list[dict[str, Any]]:
         """Note what a daemon reported; the rows that are done with it.
 
         Args:
             applied: the newest step that every replica has applied.
+            newest: the newest step that the run can have reached. Reports of later ones are of no use now: an honest
+                peer keeps them and sends them again.
         """
-        rows = [row for report in reports for row in self._table.add(report, source)]
-        return self._keep(rows + self._table.give_up(applied))
+        # One replica that never says how far it is must not hold up everybody's rows.
+        settled = max(applied, newest - PATIENCE_STEPS)
+        possible = [report for report in reports if report.step <= newest]
+        rows = [row for report in possible for row in self._table.add(report, source, settled)]
+        return self._keep(rows + self._table.give_up(settled))
+
+    def disown(self, peer: str) -> None:
+        """`peer` was turned away: no row that is still to be made comes from it."""
+        self._table.disown(peer)
 
     def _keep(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         self._tokens += sum(row["tokens"] for row in rows)

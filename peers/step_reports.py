@@ -1,6 +1,6 @@
 """What each peer tells the coordinator about each step, and how those reports become the run's numbers. Pure.
 
-All replicas of a stage have the same loss, gradient norm and weights, so the first report of a stage counts for it.
+All replicas of a stage have the same loss, gradient norm and weights.
 Byte counts in a report are running totals of the transport's own counters, so a lost report loses no byte.
 """
 
@@ -17,11 +17,16 @@ from peers.transport import TrafficCounters
 from protocol.config import RunConfig
 from protocol.errors import BadFrame
 from protocol.frame import Kind
+from protocol.peer_report import LARGEST_STEP, is_count, is_measure
 
 MOST_PENDING = 5_000  # steps ahead of the first incomplete one; what is further ahead is nonsense
 LATE_STEPS = 5  # a report of a step that all applied so long ago, while later rows are complete, comes no more
 HASH_DIGITS = 16  # of the weights, in a row
 LONGEST_HASH = 128
+LARGEST_FLOAT = 3.5e38  # of what a peer computes in float32: losses and norms of a run that diverges come near it
+MOST_SECONDS = 1e9
+MOST_RATE = 1e6
+MOST_BYTES = 1 << 56  # that one daemon can have sent; sums over all peers stay far below 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class WireTotals:
         Raises:
             BadFrame: not a byte count for each field.
         """
-        if not isinstance(value, list | tuple) or len(value) != len(cls.__slots__) or not all(map(_is_count, value)):
+        if not isinstance(value, list | tuple) or len(value) != len(cls.__slots__) or not all(map(_is_bytes, value)):
             raise BadFrame(f"expected {len(cls.__slots__)} byte counts, got {str(value)[:80]!r}")
         return cls(*value)
 
@@ -142,12 +147,16 @@ class StepReport:
             done, weights = value["microbatches"], value["weights"]
         except (LookupError, TypeError) as error:
             raise BadFrame(f"expected a step report, got {str(value)[:80]!r}") from error
-        if not (_is_count(step) and _is_count(stage) and _is_count(done)):
+        if not (is_count(step, LARGEST_STEP) and is_count(stage, LARGEST_STEP) and is_count(done, LARGEST_STEP)):
             raise BadFrame(f"expected a step and a stage, got {str(step)[:20]} and {str(stage)[:20]}")
         if not is_hash(weights):
             raise BadFrame(f"expected a hash of the weights after step {step}, got {str(weights)[:40]!r}")
-        if not all(map(_is_finite, (*numbers.values(), 0.0 if loss is None else loss))):
-            raise BadFrame(f"expected finite numbers in the report of step {step}")
+        bounds = {"gradient_norm": LARGEST_FLOAT, "learning_rate": MOST_RATE, "seconds": MOST_SECONDS}
+        bounds["compute_seconds"] = MOST_SECONDS
+        if not all(is_measure(number, bounds[name]) for name, number in numbers.items()) or not _is_loss(loss):
+            raise BadFrame(
+                f"expected finite numbers in the report of step {step}, and none beyond what a step can have"
+            )
         return cls(step, stage, loss, wire=wire, microbatches=done, weights=weights, costs=costs, **numbers)
 
 
@@ -156,13 +165,13 @@ def is_hash(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= LONGEST_HASH and set(value) <= set("0123456789abcdef")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+def _is_bytes(value: Any) -> bool:
+    return is_count(value, MOST_BYTES)
 
 
-def _is_finite(value: Any) -> bool:
-    # A NaN compares false, and an integer of hundreds of digits compares without overflowing.
-    return type(value) in (int, float) and abs(value) < 1e300
+def _is_loss(value: Any) -> bool:
+    """Whether `value` is a loss in nats, or None. A NaN compares false, and a long integer without overflowing."""
+    return value is None or (type(value) in (int, float) and abs(value) <= LARGEST_FLOAT)
 
 
 def summarise(

@@ -1,12 +1,15 @@
 """From reports to rows: one a step, in step order, each when every stage has reported the step. Pure.
 
-A stage's report comes from any of its replicas, and the first one counts. A row's bytes are what the run has sent
-since the row before it, as far as reports of this step and earlier ones tell; what is told later counts in a later row.
+The replicas of a stage report the same loss, norm and weights. Where they do not, one of them is wrong: the report that
+most of them make counts, of as many the first; and a report of a peer that is turned away before its row is made counts
+no more. A row's bytes are what the run has sent since the row before it, as far as reports of this step and earlier
+ones tell; what is told later counts in a later row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peers.floor_meter import FloorMeter, Premises
@@ -22,7 +25,7 @@ class StepTable:
     def __init__(self, config: RunConfig, next_step: int = 1, premises: Premises | None = None) -> None:
         self.config, self.next_step = config, next_step
         self.meter = FloorMeter(config, premises or Premises())
-        self._pending: dict[int, dict[int, StepReport]] = {}
+        self._pending: dict[int, dict[int, dict[str, StepReport]]] = {}  # by step, stage and peer
         self._told: dict[int, dict[Source, WireTotals]] = {}
         self._ledger, self._wire, self._wire_step = WireLedger(), WireTotals(), next_step - 1
 
@@ -42,8 +45,12 @@ class StepTable:
         self.meter.forget_after(step)
         self._wire_step = min(self._wire_step, self.next_step - 1)
 
-    def add(self, report: StepReport, source: Source = ("", "")) -> list[dict[str, Any]]:
-        """The rows that `report` completes. A repeated report completes none, nor does one of nowhere."""
+    def add(self, report: StepReport, source: Source = ("", ""), settled: int | None = None) -> list[dict[str, Any]]:
+        """The rows that `report` completes. A repeated report completes none, nor does one of nowhere.
+
+        Args:
+            settled: rows of later steps wait for the other replicas' reports; None: the first of each stage is enough.
+        """
         known = 0 <= report.stage < self.config.pipeline.stages
         if not known or not 0 < report.step < self.next_step + MOST_PENDING:
             return []
@@ -51,17 +58,24 @@ class StepTable:
         told[source] = told.get(source, report.wire).larger(report.wire)
         self.meter.note(source[0], report.stage, report.step, report.costs)
         if report.step >= self.next_step:
-            self._pending.setdefault(report.step, {}).setdefault(report.stage, report)
-        return self._complete()
+            self._pending.setdefault(report.step, {}).setdefault(report.stage, {}).setdefault(source[0], report)
+        return self._complete(settled)
+
+    def disown(self, peer: str) -> None:
+        """`peer` was turned away: what it reported counts in no row that is still to come."""
+        self.meter.disown(peer)
+        for stages in self._pending.values():
+            for stage in [stage for stage, reports in stages.items() if reports.pop(peer, None) and not reports]:
+                del stages[stage]
 
     def give_up(self, applied: int) -> list[dict[str, Any]]:
         """The rows up to which no report can be missing any more, when all have applied `applied`: partial ones.
 
         Peers send their oldest reports first. So when a later step has all its reports, those of this one are gone.
         """
-        rows = self._complete()
+        rows = self._complete(applied)
         while applied >= self.next_step + LATE_STEPS and any(map(self._is_full, self._pending)):
-            rows += self._skip() + self._complete()
+            rows += self._skip() + self._complete(applied)
         return rows
 
     def finish(self, step: int) -> list[dict[str, Any]]:
@@ -74,9 +88,9 @@ class StepTable:
     def _is_full(self, step: int) -> bool:
         return len(self._pending.get(step, ())) == self.config.pipeline.stages
 
-    def _complete(self) -> list[dict[str, Any]]:
+    def _complete(self, settled: int | None = None) -> list[dict[str, Any]]:
         rows = []
-        while self._is_full(self.next_step):
+        while self._is_full(self.next_step) and (settled is None or self.next_step <= settled):
             rows.append(self._row(self._pending.pop(self.next_step)))
             self.next_step += 1
         return rows
@@ -88,7 +102,8 @@ class StepTable:
         self.next_step += 1
         return rows
 
-    def _row(self, reports: Mapping[int, StepReport]) -> dict[str, Any]:
+    def _row(self, made: Mapping[int, Mapping[str, StepReport]]) -> dict[str, Any]:
+        reports = {stage: _believed(list(of_peers.values())) for stage, of_peers in made.items()}
         stages = [reports.get(stage) for stage in range(self.config.pipeline.stages)]
         first, last = reports[min(reports)], stages[-1]
         tokens = self.config.tokens_per_step
@@ -117,3 +132,9 @@ class StepTable:
         sent, steps = total - self._wire, step - self._wire_step
         self._wire, self._wire_step = total, step
         return sent.per_token(tokens * steps, self.config.pipeline.stages - 1)
+
+
+def _believed(reports: Sequence[StepReport]) -> StepReport:
+    """Of the reports of one step by the replicas of a stage, the first that says what most of them say."""
+    said = Counter((report.weights, report.loss) for report in reports)
+    return max(reports, key=lambda report: said[report.weights, report.loss])  # of equal ones `max` takes the first

@@ -6,12 +6,16 @@ is remembered, since the session is its own choice.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+from protocol.token_bucket import TokenBucket
 
 MOST_RESYNCS, RESYNC_STEPS = 3, 100
 MOST_LOST_TRACKS = 3
 MOST_TORN, TORN_STEPS = 8, 100
 MOST_ACCUSED = 3
+FREE_RESTARTS, RESTART_SECONDS = 8, 15.0  # at once, and one more after so long: each costs the run two views
 SHEETS_KEPT = 4096
 
 
@@ -25,6 +29,7 @@ class Sheet:
     lost_tracks: int = 0
     accused: set[str] = field(default_factory=set)
     barred: str = ""
+    restarts: TokenBucket = field(default_factory=lambda: TokenBucket(1 / RESTART_SECONDS, FREE_RESTARTS))
 
 
 class Conduct:
@@ -33,14 +38,19 @@ class Conduct:
     def __init__(self) -> None:
         self._sheets: dict[str, Sheet] = {}
 
-    def begin(self, peer: str, session: str) -> str:
+    def begin(self, peer: str, session: str, now: float) -> str:
         """`peer` asks to join: why it may not, or ""."""
         sheet = self._sheets.get(peer)
-        if sheet is None or sheet.session != session:
-            former = self._sheets.pop(peer, None)
-            sheet = self._sheets[peer] = Sheet(session, accused=set() if former is None else former.accused)
-            while len(self._sheets) > SHEETS_KEPT:
-                del self._sheets[next(iter(self._sheets))]
+        if sheet is None:
+            sheet = self._sheets[peer] = Sheet(session)
+        elif sheet.session != session:
+            wait = sheet.restarts.take(now)
+            if wait > 0:
+                return f"it was started again and again in a short time: try again in {math.ceil(wait)} s"
+            del self._sheets[peer]  # to its new place, behind all others
+            sheet = self._sheets[peer] = Sheet(session, accused=sheet.accused, restarts=sheet.restarts)
+        while len(self._sheets) > SHEETS_KEPT:
+            del self._sheets[next(iter(self._sheets))]
         return sheet.barred
 
     def bar(self, peer: str, reason: str) -> None:

@@ -13,7 +13,7 @@ from protocol.peer_report import LONGEST_SESSION, MOST_STEPS, is_count, is_measu
 MOST_ADDRESSES = 16
 LONGEST_ADDRESS = 256
 MOST_ADDRESS_BYTES = 1024  # of all together: a view with every member's must fit into one signed record
-FASTEST_GFLOPS = 1e9
+SLOWEST_GFLOPS, FASTEST_GFLOPS = 1e-3, 1e9
 MOST_MEMORY = 1 << 50
 _PLAIN = re.compile(r"[!#-\[\]-~]+")  # neither a quotation mark nor a backslash
 
@@ -65,10 +65,15 @@ def parse_join(peer: str, message: Mapping[str, Any], stages: int) -> JoinAsked:
         raise BadFrame(f"expected addresses of at most {MOST_ADDRESS_BYTES} characters together to join")
     if not is_text(session, LONGEST_SESSION):
         raise BadFrame(f"expected a session of at most {LONGEST_SESSION} characters to join")
-    if not is_measure(speed, FASTEST_GFLOPS) or not is_count(memory, MOST_MEMORY):
+    if not _is_speed(speed) or not is_count(memory, MOST_MEMORY):
         raise BadFrame(f"expected a speed in GFLOP/s and memory in bytes to join, got {str((speed, memory))[:60]}")
     try:
         held = parse_held(message.get("checkpoints"), stages)
     except BadFrame as error:
         raise BadFrame(f"{error} to join") from error
     return JoinAsked(peer, tuple(addresses), held, session, float(speed or 0), int(memory or 0))
+
+
+def _is_speed(value: Any) -> bool:
+    """Whether `value` is a speed in GFLOP/s that a machine can have, or 0 for unknown: others are divided by it."""
+    return is_measure(value, FASTEST_GFLOPS) and (value == 0 or value >= SLOWEST_GFLOPS)

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from protocol import departure, losses, running, waiting
+from protocol import admission, departure, losses, running, waiting
 from protocol.conduct import Conduct
 from protocol.membership_events import (
     Accused,
@@ -33,6 +33,7 @@ from protocol.membership_events import (
     Effect,
     End,
     Event,
+    Expelled,
     Failed,
     Heard,
     Irreplaceable,
@@ -50,21 +51,19 @@ from protocol.membership_events import (
     short_peer,
 )
 from protocol.peer_report import PeerReport
-from protocol.placement import fits
 from protocol.roster import Member
 from protocol.run_state import Phase, RunState, Terms
 from protocol.stage_cost import StageCost
 from protocol.view import View
 
 __all__ = [
-    "Accused", "Admit", "Differs", "Effect", "End", "Event", "Failed", "Heard", "Irreplaceable", "Issue", "JoinAsked",
-    "LeaveAsked", "Left", "LinkBroken", "LostTrack", "Member", "Membership", "Notice", "PeerReport", "Phase", "Release",
-    "StageCost", "StopAsked", "Terms", "Tick", "TurnAway", "short_peer",
+    "Accused", "Admit", "Differs", "Effect", "End", "Event", "Expelled", "Failed", "Heard", "Irreplaceable", "Issue",
+    "JoinAsked", "LeaveAsked", "Left", "LinkBroken", "LostTrack", "Member", "Membership", "Notice", "PeerReport",
+    "Phase", "Release", "StageCost", "StopAsked", "Terms", "Tick", "TurnAway", "short_peer",
 ]  # fmt: skip
 
 MANY, MANY_SECONDS = 32, 0.25  # what follows takes time in proportion to the members, and they report as often
 RESTARTED = "it restarted, and what it had computed since its last checkpoint is gone"
-MOST_MEMBERS = 200  # a view names all of them with their addresses, in one control message
 
 
 class Membership:
@@ -109,6 +108,11 @@ class Membership:
     def reached(self) -> int:
         """The newest step that was ever applied, as far as known; after going back, the step gone back to."""
         return self._run.reached
+
+    @property
+    def newest(self) -> int:
+        """The newest step that is believed to be applied somewhere: no one report decides it."""
+        return self._run.roster.newest
 
     @property
     def applied_everywhere(self) -> int:
@@ -168,6 +172,8 @@ class Membership:
                 return losses.gone(run, [peer], reason)
             case Failed(peer, reason, fatal):
                 return self._failed(peer, reason, fatal)
+            case Expelled(peer, reason):
+                return losses.turned_away(run, peer, reason)
             case LeaveAsked(peer):
                 run.detector.heard(peer, now)
                 return departure.leave(run, peer, now)
@@ -182,10 +188,10 @@ class Membership:
 
     def _join(self, event: JoinAsked, now: float) -> list[Effect]:
         run, peer = self._run, event.peer
-        barred = run.conduct.begin(peer, event.session)
-        if barred:
-            return [TurnAway(peer, barred)]
         member = run.members.get(peer)
+        barred = run.conduct.begin(peer, event.session, now)
+        if barred:  # of one identity only the newest process lives
+            return [*(losses.gone(run, [peer], RESTARTED) if member is not None else []), TurnAway(peer, barred)]
         if member is not None and member.session == event.session:
             run.detector.heard(peer, now)
             member.held, member.addresses, member.expected = event.checkpoints, event.addresses, False
@@ -193,26 +199,14 @@ class Membership:
         effects: list[Effect] = []
         if member is not None:
             effects = losses.gone(run, [peer], RESTARTED)
-        refusal = self._refusal(event)
+        refusal = admission.refusal(run, event)
         if refusal:
             return [*effects, TurnAway(peer, refusal)]
         held, memory = event.checkpoints, event.memory
-        run.members[peer] = Member(event.addresses, event.session, held, event.speed, memory)
+        run.members[peer] = Member(event.addresses, event.session, held, event.speed, memory, source=event.source)
         run.detector.expect(peer, now)
         run.unsettled = now
         return [*effects, Admit(peer)]
-
-    def _refusal(self, event: JoinAsked) -> str:
-        costs = self._run.costs
-        if len(self._run.members) >= MOST_MEMBERS:
-            return f"the run is full: it has {MOST_MEMBERS} peers"
-        if not any(fits(cost, event.memory) for cost in costs):
-            least = min(cost.memory for cost in costs)
-            return (
-                f"it has {event.memory / 1e9:.2f} GB for its stage, and the smallest of this run takes about "
-                f"{least / 1e9:.2f} GB: free some memory, or use another device"
-            )
-        return ""
 
     def _report(self, peer: str, report: PeerReport, now: float) -> list[Effect]:
         run, member = self._run, self._run.members[peer]

@@ -18,6 +18,7 @@ class JoinAsked:
         session: new each time a peer's daemon starts, so that a repeated request is told from a restart.
         speed: GFLOP/s that it measured of itself; 0: unknown.
         memory: bytes that it has for its stage; 0: unknown.
+        source: the network address from which its connection comes, as the transport sees it; "": unknown.
     """
 
     peer: str
@@ -26,6 +27,7 @@ class JoinAsked:
     session: str = ""
     speed: float = 0.0
     memory: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,14 @@ class Failed:
     peer: str
     reason: str
     fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """What `peer` said could not be dealt with, by an error that is ours: its word is worth no further one."""
+
+    peer: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +128,8 @@ class Tick:
 
 
 Event = (
-    JoinAsked | Heard | LinkBroken | Left | Failed | LeaveAsked | Differs | Accused | LostTrack | Irreplaceable
-    | StopAsked | Tick
+    JoinAsked | Heard | LinkBroken | Left | Failed | Expelled | LeaveAsked | Differs | Accused | LostTrack
+    | Irreplaceable | StopAsked | Tick
 )  # fmt: skip
 
 

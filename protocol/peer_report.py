@@ -18,6 +18,7 @@ LONGEST_PEER = 128
 LONGEST_HASH = 128
 LONGEST_SESSION = 64
 LARGEST_STEP = 1 << 31
+LEAST_SECONDS, MOST_SECONDS = 1e-7, 1e6  # of a microbatch or a step: none is shorter than a kernel's launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ def is_measure(value: Any, most: float) -> bool:
 def _seconds(value: Any, what: str) -> float | None:
     if value is None:
         return None
-    if not is_measure(value, 1e6) or value <= 0:
-        raise BadFrame(f"expected the seconds of {what}, got {str(value)[:40]}")
+    # Bounded below as well: speeds are divided by it and added up, and must stay numbers.
+    if not is_measure(value, MOST_SECONDS) or value < LEAST_SECONDS:
+        raise BadFrame(f"expected {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds of {what}, got {str(value)[:40]}")
     return float(value)

@@ -27,6 +27,7 @@ class Member:
         away: why it is not counted on for now; "": it is.
         leaving: until when it may be kept; None: it does not want to go.
         target: the stage that it is being moved to.
+        source: the network address that it came from; "": unknown.
     """
 
     addresses: tuple[str, ...]
@@ -45,6 +46,7 @@ class Member:
     away: str = ""
     leaving: float | None = None
     target: int | None = None
+    source: str = ""
 
     @property
     def step(self) -> int:
@@ -79,7 +81,7 @@ class Member:
         """What must survive a restart of the coordinator."""
         return {
             "addresses": list(self.addresses), "session": self.session, "speed": self.speed, "memory": self.memory,
-            "stage": self.stage, "since": self.since, "start": self.start,
+            "stage": self.stage, "since": self.since, "start": self.start, "source": self.source,
         }  # fmt: skip
 
     @classmethod

@@ -13,7 +13,10 @@ from protocol.membership_events import Effect, End, Issue, Notice, StopAsked
 from protocol.pace import Pace
 from protocol.roster import Member, Roster
 from protocol.stage_cost import StageCost
+from protocol.token_bucket import TokenBucket
 from protocol.view import View
+
+SEATINGS_A_SECOND, FREE_SEATINGS = 0.5, 8
 
 
 class Phase(Enum):
@@ -64,6 +67,7 @@ class RunState:
         unsettled: since when more peers may still come with newer states.
         progressed: when the newest step last grew, or the run last went on.
         followed: when it was last decided what follows; ticked: at a tick, the time for what is not urgent.
+        seatings: bounds the views that give newcomers a place.
         planned_at, moved_at: the steps of the last plan and move, and the time of the last plan.
     """
 
@@ -90,6 +94,7 @@ class RunState:
     ticked: bool = False
     planned_at: tuple[int, float] = (0, 0.0)
     moved_at: int = 0
+    seatings: TokenBucket = field(default_factory=lambda: TokenBucket(SEATINGS_A_SECOND, FREE_SEATINGS))
     end: End | None = None
     _said: dict[str, str] = field(default_factory=dict)
 

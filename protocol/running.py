@@ -23,7 +23,7 @@ def steer(run: RunState, now: float) -> list[Effect]:
     effects = [*departure.wind_down(run), *late, *_retire(run)]
     if run.stop is not None or run.winding:
         return effects
-    effects += [*_seat(run), *departure.part(run, now)]
+    effects += [*_seat(run, now), *departure.part(run, now)]
     return effects + (_plan(run, now) if run.roster.past and not run.stands else [])
 
 
@@ -46,17 +46,22 @@ def _retire(run: RunState) -> list[Effect]:
     return effects
 
 
-def _seat(run: RunState) -> list[Effect]:
-    """Who has no place follows the stage that needs it most."""
-    effects: list[Effect] = []
+def _seat(run: RunState, now: float) -> list[Effect]:
+    """Who has no place follows the stage that needs it most: all by one view, and few such views a second.
+
+    Each view goes to all members and is acted on by all, so whoever joins again and again must not set its pace.
+    """
     start = run.margin_step
+    seated: list[str] = []
     while (found := next_learner(run.roster, run.costs, start)) is not None:
+        if not seated and run.seatings.take(now) > 0:
+            return []
         assert run.view is not None
         peer, stage = found
         run.members[peer].seat(stage, run.next_view, start)
-        view = with_learner(run.view, stage, peer, run.members[peer].addresses, start)
-        effects += run.issue(view, f"peer {short_peer(peer)} follows stage {stage}, which needs it most")
-    return effects
+        run.roster.view = with_learner(run.view, stage, peer, run.members[peer].addresses, start)
+        seated.append(f"peer {short_peer(peer)} follows stage {stage}, which needs it most")
+    return run.issue(run.view, "; ".join(seated)) if seated and run.view is not None else []
 
 
 def _plan(run: RunState, now: float) -> list[Effect]:

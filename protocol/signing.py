@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from protocol import strict_json
 from protocol.errors import BadSignature
 
-MAX_RECORD_BYTES = 1 << 19  # a view of `membership.MOST_MEMBERS`, and as many lost ones
+MAX_RECORD_BYTES = 1 << 19  # a view of `admission.MOST_MEMBERS`, and as many lost ones
 
 
 class SigningKey:

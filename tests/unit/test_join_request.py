@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from peers.coordinator_messages import view_message
+from protocol.admission import MOST_MEMBERS
 from protocol.errors import BadFrame
 from protocol.frame import control, parse_control
 from protocol.join_request import LONGEST_ADDRESS, MOST_ADDRESS_BYTES, MOST_ADDRESSES, join_message, parse_join
-from protocol.membership import MOST_MEMBERS
 from protocol.peer_report import MOST_STEPS
 from protocol.records import VIEW
 from protocol.signing import SigningKey, open_record

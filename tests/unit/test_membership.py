@@ -8,15 +8,16 @@ from dataclasses import replace
 import pytest
 from coordinator_story import Peer, Story
 
-from protocol.conduct import MOST_TORN, Conduct
+from protocol.admission import MOST_FROM_SOURCE, MOST_MEMBERS
+from protocol.conduct import FREE_RESTARTS, MOST_TORN, RESTART_SECONDS, Conduct
 from protocol.detector import BROKEN_FLOOR_SECONDS, CEILING_SECONDS, FLOOR_SECONDS, UNKNOWN_SECONDS
 from protocol.membership import (
-    MOST_MEMBERS,
     Accused,
     Admit,
     Differs,
     Effect,
     End,
+    Expelled,
     Failed,
     Heard,
     Irreplaceable,
@@ -38,6 +39,7 @@ from protocol.membership import (
 )
 from protocol.pace import MARGIN_SECONDS
 from protocol.peer_report import PeerReport
+from protocol.run_state import FREE_SEATINGS
 from protocol.view import Replica, View
 from protocol.waiting import SETTLE_SECONDS
 
@@ -626,7 +628,7 @@ def test_where_nobody_else_will_come_it_ends_the_run() -> None:
 def test_a_new_session_does_not_forget_whom_it_accused() -> None:
     conduct = Conduct()
     for number, session in enumerate("abc", 1):
-        assert conduct.begin("ann", session) == ""
+        assert conduct.begin("ann", session, 0.0) == ""
         assert conduct.accuses("ann", f"peer-{number}") is (number == 3)
 
 
@@ -944,3 +946,59 @@ def test_a_barred_peer_stays_barred_through_a_restart_of_the_coordinator() -> No
 
 def test_a_peer_is_called_by_its_last_letters() -> None:
     assert short_peer("12D3KooWabcdefgh") == "abcdefgh"
+
+
+# Those who join again and again, and many from one place
+
+
+def test_who_restarts_again_and_again_is_told_to_wait_and_costs_the_run_few_views() -> None:
+    """Four hundred joins of one identity made eight hundred views."""
+    told = story("ann", "ben", "cat", "dan")
+    before = len(told.issued())
+    refused = [e for _ in range(400) for e in told.restart("dan") if isinstance(e, TurnAway)]
+    assert len(refused) == 400 - FREE_RESTARTS
+    assert "try again in 15 s" in refused[0].reason
+    assert len(told.issued()) - before <= 2 * FREE_RESTARTS + 1, "two each, and the last one is out"
+    told.now += RESTART_SECONDS
+    assert Admit("dan") in told.restart("dan"), "it is not barred"
+
+
+def test_newcomers_get_their_places_by_few_views_however_many_come() -> None:
+    told = story("ann", "ben")
+    before = len(told.issued())
+    told.join(*(f"new-{number}" for number in range(100)))
+    for _ in range(10):
+        told.feed(Tick(), seconds=0.1)
+    assert len(told.membership.members) == 102
+    assert 0 < len(told.issued()) - before <= FREE_SEATINGS + 1
+
+
+def test_one_network_address_does_not_fill_the_run() -> None:
+    told = story("ann", "ben")
+    crowd = [f"new-{number}" for number in range(MOST_FROM_SOURCE + 5)]
+    effects = [e for name in crowd for e in told.join(name, source="203.0.113.7") if isinstance(e, TurnAway)]
+    assert [e.peer for e in effects] == crowd[-5:] and "one network address" in effects[0].reason
+    assert Admit("else") in told.join("else", source="203.0.113.8")
+
+
+@pytest.mark.parametrize("source", ["", "127.0.0.1", "::1"])
+def test_what_comes_from_this_machine_or_from_nobody_knows_where_is_not_counted(source: str) -> None:
+    told = story("ann", "ben")
+    crowd = [f"new-{number}" for number in range(MOST_FROM_SOURCE + 5)]
+    assert not [e for name in crowd for e in told.join(name, source=source) if isinstance(e, TurnAway)]
+
+
+def test_a_coordinator_that_returns_knows_where_its_members_came_from() -> None:
+    told = story("ann", "ben")
+    told.join("new", source="203.0.113.7")
+    stored = json.loads(json.dumps(told.membership.to_json()))
+    again = Membership.from_json(told.terms, stored, told.now)
+    assert again.members["new"].source == "203.0.113.7"
+
+
+def test_an_expelled_member_is_out_and_may_not_come_back() -> None:
+    told = story("ann", "ben", "cat", "dan")
+    reason = "what it said could not be dealt with"
+    assert TurnAway("cat", reason) in told.feed(Expelled("cat", reason))
+    assert "cat" not in told.membership.members and all("cat" not in peers for peers in told.seats().values())
+    assert told.join("cat") == [TurnAway("cat", reason)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,11 @@ def report(step: int, stage: int, sent: int = 0) -> StepReport:
     return StepReport(step, stage, loss, 1.0, 0.01, 1.0, 0.5, WireTotals(forward_payload=sent))
 
 
-def do(record: RunRecord, *steps: int, applied: int = 0) -> list[int]:
+def do(record: RunRecord, *steps: int) -> list[int]:
     """Both stages report `steps`; the rows that come of it."""
     rows: list[dict[str, Any]] = []
     for step in steps:
-        rows += record.add(A, [report(step, 0)], applied) + record.add(B, [report(step, 1)], applied)
+        rows += record.add(A, [report(step, 0)], step - 1, step) + record.add(B, [report(step, 1)], step, step)
     return [row["step"] for row in rows]
 
 
@@ -52,9 +53,9 @@ def test_rows_are_seen_when_both_stages_reported(folder: RunFolder) -> None:
     record = RunRecord(folder, MANIFEST)
     record.begin(1, 0)
     assert record.seen == 0
-    record.add(A, [report(1, 0), report(2, 0)], 2)
+    record.add(A, [report(1, 0), report(2, 0)], 2, 2)
     assert (record.seen, steps(folder)) == (0, [])
-    record.add(B, [report(1, 1)], 2)
+    record.add(B, [report(1, 1)], 2, 2)
     assert (record.seen, steps(folder)) == (1, [1])
 
 
@@ -80,7 +81,7 @@ def test_a_coordinator_that_returns_goes_on_after_its_last_row(folder: RunFolder
     record = RunRecord(folder, MANIFEST)
     record.begin(1, 0)
     do(record, 1, 2)
-    record.add(A, [report(3, 0)], 3)  # noted in memory only
+    record.add(A, [report(3, 0)], 3, 3)  # noted in memory only
     with folder.metrics.open("a") as file:
         file.write('{"step": 3, "lo')
     again = RunRecord(folder, MANIFEST)
@@ -133,10 +134,10 @@ def test_going_back_to_a_step_that_has_no_row_yet_forgets_none(folder: RunFolder
     record = RunRecord(folder, MANIFEST)
     record.begin(1, 0)
     do(record, 1)
-    record.add(A, [report(2, 0), report(3, 0)], 3)
+    record.add(A, [report(2, 0), report(3, 0)], 3, 3)
     record.restore(2, 1)
     assert (record.seen, steps(folder)) == (1, [1])
-    assert do(record, 3) == [] and [row["step"] for row in record.add(B, [report(2, 1)], 3)] == [2, 3]
+    assert do(record, 3) == [] and [row["step"] for row in record.add(B, [report(2, 1)], 3, 3)] == [2, 3]
 
 
 def test_totals_are_of_all_daemons_over_all_starts(folder: RunFolder) -> None:
@@ -171,7 +172,7 @@ def test_what_killed_daemons_sent_unnoted_is_left_out_with_its_tokens(folder: Ru
     do(record, 3, 4)  # then everything is killed, and goes on from the checkpoints of step 3
     again = RunRecord(folder, MANIFEST)
     again.begin(4, 1)
-    rows = again.add(("a", "t"), [report(4, 0, 50)], 0) + again.add(("b", "t"), [report(4, 1, 50)], 0)
+    rows = again.add(("a", "t"), [report(4, 0, 50)], 3, 4) + again.add(("b", "t"), [report(4, 1, 50)], 4, 4)
     assert rows[0]["forward_bytes_per_token"] == 100 / CONFIG.tokens_per_step
     again.note(("a", "t"), WireTotals(forward_payload=100))
     again.report(End(4, False, "done"), [], NOTHING)
@@ -194,7 +195,7 @@ def test_the_end_writes_rows_of_which_a_report_is_lost(folder: RunFolder) -> Non
     record = RunRecord(folder, MANIFEST)
     record.begin(1, 0)
     do(record, 1)
-    record.add(B, [report(2, 1), report(3, 1)], 2)
+    record.add(B, [report(2, 1), report(3, 1)], 2, 3)
     record.report(End(2, False, "stopped as asked"), [], NOTHING)
     assert [(row["step"], row.get("partial")) for row in folder.rows()] == [(1, None), (2, True)]
 
@@ -202,3 +203,48 @@ def test_the_end_writes_rows_of_which_a_report_is_lost(folder: RunFolder) -> Non
 def test_nothing_is_touched_before_the_run_begins(folder: RunFolder) -> None:
     RunRecord(folder, MANIFEST).report(None, [], NOTHING)
     assert not folder.report.exists() and not folder.metrics.exists()
+
+
+C, LIAR = ("c", "s"), ("liar", "s")
+
+
+def false(step: int, stage: int) -> StepReport:
+    return dataclasses.replace(report(step, stage), weights="bad0", gradient_norm=1e30)
+
+
+def test_reports_of_steps_that_the_run_cannot_have_reached_make_no_row(folder: RunFolder) -> None:
+    """The first report used to count for ever, up to 5,000 steps ahead."""
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    record.add(LIAR, [false(step, 0) for step in range(1, 5_000)], 0, 0)
+    assert do(record, 1, 2) == [1, 2]
+    assert [row["gradient_norms"] for row in folder.rows()] == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_row_waits_for_the_other_replicas_and_says_what_most_of_them_say(folder: RunFolder) -> None:
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    assert record.add(LIAR, [false(1, 0)], 0, 1) == record.add(B, [report(1, 1)], 0, 1) == []
+    assert record.add(A, [report(1, 0)], 0, 1) == []
+    (row,) = record.add(C, [report(1, 0)], 1, 1)
+    assert row["gradient_norms"] == [1.0, 1.0]
+
+
+def test_what_a_peer_reported_counts_no_more_when_it_is_turned_away(folder: RunFolder) -> None:
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    record.add(LIAR, [false(1, 0)], 0, 1)
+    record.add(B, [report(1, 1)], 0, 1)
+    record.disown("liar")
+    assert record.add(B, [], 1, 1) == []
+    (row,) = record.add(A, [report(1, 0)], 1, 1)
+    assert row["gradient_norms"] == [1.0, 1.0]
+
+
+def test_one_replica_that_says_nothing_of_its_steps_does_not_hold_up_the_rows(folder: RunFolder) -> None:
+    record = RunRecord(folder, MANIFEST)
+    record.begin(1, 0)
+    for step in range(1, 1 + run_record.PATIENCE_STEPS):
+        record.add(A, [report(step, 0)], 0, step)
+        assert record.add(B, [report(step, 1)], 0, step) == []
+    assert [row["step"] for row in record.add(B, [], 0, 2 + run_record.PATIENCE_STEPS)] == [1, 2]

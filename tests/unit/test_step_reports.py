@@ -161,3 +161,18 @@ def test_the_summary_of_a_run_that_did_nothing() -> None:
     assert (summary["steps"], summary["tokens"], summary["loss_last"]) == (0, 0, None)
     assert summary["wire"]["ratio_to_dense_bf16"] is None and summary["wire"]["overhead_fraction"] == 0.0
     json.dumps(summary)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("loss", 1e301), ("gradient_norm", 1e39), ("gradient_norm", -1.0), ("seconds", 1e10), ("learning_rate", 1e300)],
+)
+def test_numbers_in_a_report_are_such_as_a_step_can_have(name: str, bad: float) -> None:
+    with pytest.raises(BadFrame, match="beyond what a step can have"):
+        StepReport.from_json({**report(7, 1).to_json(), name: bad})
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm"])
+def test_the_largest_float32_of_a_run_that_diverges_is_such_a_number(name: str) -> None:
+    value = 3.4028234663852886e38
+    assert getattr(StepReport.from_json({**report(7, 1).to_json(), name: value}), name) == value
