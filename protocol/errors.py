@@ -7,6 +7,11 @@ without that neighbour. Every message says what was expected, what came and what
 
 from __future__ import annotations
 
+from typing import Literal
+
+Input = Literal["data", "tokenizer", "basis"]
+Problem = Literal["missing", "differs", "unfit", "format", "unneeded"]
+
 
 class IsthmusError(Exception):
     """Base of every error with a message meant for a person. `exit_code` is what a command that it ends returns."""
@@ -28,6 +33,27 @@ class UserError(IsthmusError):
 
 class ConfigError(UserError):
     """A run configuration that cannot be run as written."""
+
+
+class InputError(UserError):
+    """A file that this machine must bring to a run is not what the run needs.
+
+    Whose path it is and which option names it depends on the command: it puts its own remedy (`peers.cli.remedies`) in
+    the place of `remedy`, which therefore names no option.
+
+    Attributes:
+        what: which of the run's inputs.
+        problem: missing; differs from the run's; unfit for the run; in a format that is not read; not needed at all.
+        fact: what was expected and what came.
+        remedy: what to do about it, for whoever has no command.
+    """
+
+    def __init__(self, what: Input, problem: Problem, fact: str, remedy: str) -> None:
+        super().__init__(f"{fact}; {remedy}")
+        self.what = what
+        self.problem = problem
+        self.fact = fact
+        self.remedy = remedy
 
 
 class NetworkError(IsthmusError):
