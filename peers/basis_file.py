@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from compression.basis import check_basis
 from protocol.config import RunConfig
-from protocol.errors import UserError
+from protocol.errors import InputError, UserError
 
 
 def load_basis(config: RunConfig, elsewhere: Path | None = None) -> torch.Tensor | None:
@@ -26,16 +26,16 @@ def load_basis(config: RunConfig, elsewhere: Path | None = None) -> torch.Tensor
     """
     if config.boundary.basis != "file":
         if elsewhere is not None:
-            raise UserError(f"expected no --basis: this run's basis is {config.boundary.basis}, leave it out")
+            fact = f"expected no basis of this machine's: this run's basis is {config.boundary.basis}"
+            raise InputError("basis", "unneeded", fact, "leave it out")
         return None
     path = elsewhere or Path(str(config.boundary.basis_path))
     try:
         basis_DK = _read(path).to(torch.float32).contiguous()
         check_basis(basis_DK, config.model.dim, config.boundary.rank)
     except FileNotFoundError as error:
-        raise UserError(
-            f"expected the run's basis at {path}, there is no such file: give its place with --basis"
-        ) from error
+        fact = f"expected the run's basis at {path}, there is no such file"
+        raise InputError("basis", "missing", fact, "correct its path") from error
     except (ValueError, OSError, SafetensorError) as error:
         raise UserError(f"the basis in {path}: {error}") from error
     return basis_DK

@@ -14,8 +14,8 @@ from peers.data.run_data import RunData
 from peers.data.token_store import TokenStore, cache_folder, prepare
 from protocol.config import RunConfig
 from protocol.data_config import DataConfig
-from protocol.errors import UserError
-from protocol.manifest import Manifest, describe_difference, describe_other_basis
+from protocol.errors import InputError, UserError
+from protocol.manifest import Manifest, check_data, check_given_basis
 from protocol.signing import SigningKey
 from protocol.task import IMAGE_SOURCES
 
@@ -32,8 +32,7 @@ def load_data(
     """
     if config.data.source not in IMAGE_SOURCES:
         return load_tokens(config, data, tokenizer, say)
-    if data is not None or tokenizer is not None:
-        raise UserError(f"expected no --data and no --tokenizer: the run's images are {config.data.source}")
+    _refuse_unneeded(data, tokenizer, f"images are {config.data.source}")
     return load_images(config.data.source)
 
 
@@ -45,21 +44,27 @@ def load_tokens(
     Raises:
         UserError: the data is missing, empty, too small, or has a larger vocabulary than the model.
     """
+    if config.data.path is None:
+        _refuse_unneeded(data, None, f"text is {config.data.source}")
+    if config.data.tokenizer is None:
+        _refuse_unneeded(None, tokenizer, "tokenizer is trained on its text")
     elsewhere = {"path": data, "tokenizer": tokenizer}
     settings: DataConfig = config.data.model_copy(update={k: str(v) for k, v in elsewhere.items() if v is not None})
     tokens = prepare(settings, cache_folder(), say)
-    if tokens.vocab_size > config.data.vocab_size:
-        raise UserError(
-            f"expected a tokenizer of at most data.vocab_size = {config.data.vocab_size} ids, "
-            f"{config.data.tokenizer} has {tokens.vocab_size}: set data.vocab_size to that"
-        )
     needed = config.train.sequence_length + 1
     if len(tokens.train) < needed:
-        raise UserError(
-            f"expected at least {needed} tokens of text (train.sequence_length + 1), got {len(tokens.train)}: "
-            "add text, or lower train.sequence_length"
-        )
+        fact = f"expected at least {needed} tokens of text (train.sequence_length + 1), got {len(tokens.train)}"
+        raise InputError("data", "unfit", fact, "add text, or lower train.sequence_length")
     return tokens
+
+
+def _refuse_unneeded(data: Path | None, tokenizer: Path | None, why: str) -> None:
+    """Refuse what this machine brings although the run has no use for it: its user believes that it counts."""
+    if data is not None:
+        raise InputError("data", "unneeded", f"expected no data of this machine's: the run's {why}", "leave it out")
+    if tokenizer is not None:
+        fact = f"expected no tokenizer of this machine's: the run's {why}"
+        raise InputError("tokenizer", "unneeded", fact, "leave it out")
 
 
 def new_run(config: RunConfig, data: RunData, basis_DK: torch.Tensor | None = None) -> tuple[Manifest, SigningKey]:
@@ -90,10 +95,8 @@ def check_agreement(manifest: Manifest, data: RunData, basis_DK: torch.Tensor | 
     Raises:
         UserError: the data or the given basis differ.
     """
-    difference = describe_difference(manifest, data.fingerprint)
-    difference = difference or describe_other_basis(manifest, _fingerprint(basis_DK))
-    if difference:
-        raise UserError(difference)
+    check_data(manifest, data.fingerprint)
+    check_given_basis(manifest, _fingerprint(basis_DK))
 
 
 def _fingerprint(basis_DK: torch.Tensor | None) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 Input = Literal["data", "tokenizer", "basis"]
-Problem = Literal["missing", "differs", "unfit", "format", "unneeded"]
+Problem = Literal["missing", "differs", "unfit", "unneeded"]
 
 
 class IsthmusError(Exception):
@@ -43,7 +43,7 @@ class InputError(UserError):
 
     Attributes:
         what: which of the run's inputs.
-        problem: missing; differs from the run's; unfit for the run; in a format that is not read; not needed at all.
+        problem: missing; another than the run's; unfit for the run; not needed at all.
         fact: what was expected and what came.
         remedy: what to do about it, for whoever has no command.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol import strict_json
 from protocol.config import RunConfig, parse_config
-from protocol.errors import ConfigError, RemoteError
+from protocol.errors import ConfigError, InputError, RemoteError, UserError
 from protocol.frame import PROTOCOL_VERSION
 
 
@@ -76,26 +76,35 @@ _INSTALLED_DATA = {
 }
 
 
-def describe_difference(manifest: Manifest, fingerprint: str) -> str | None:
-    """Why data with `fingerprint` is not the run's, for its owner; None if it is."""
+def check_data(manifest: Manifest, fingerprint: str) -> None:
+    """Check that data with `fingerprint` is the run's.
+
+    Raises:
+        InputError: other files are needed.
+        UserError: another release of what brings the data is needed.
+    """
     if fingerprint == manifest.data_fingerprint:
-        return None
+        return
     data = manifest.config.data
-    files = (f"{data.source} {data.path}", "copy the coordinator's files, and give their place with --data")
-    source, hint = _INSTALLED_DATA.get(data.source, files)
-    return (
+    source, hint = _INSTALLED_DATA.get(data.source, (f"{data.source} {data.path}", None))
+    fact = (
         f"this machine's data differs from the run's: expected {source} with fingerprint "
-        f"{manifest.data_fingerprint[:16]}, got {fingerprint[:16]}; {hint}"
+        f"{manifest.data_fingerprint[:16]}, got {fingerprint[:16]}"
     )
+    if hint is not None:
+        raise UserError(f"{fact}; {hint}")
+    raise InputError("data", "differs", fact, "copy the coordinator's files")
 
 
-def describe_other_basis(manifest: Manifest, fingerprint: str | None) -> str | None:
-    """Why a basis with `fingerprint` (None: no basis) is not the run's, for its owner; None if it is."""
+def check_given_basis(manifest: Manifest, fingerprint: str | None) -> None:
+    """Check that a basis with `fingerprint` (None: no basis) is the run's.
+
+    Raises:
+        InputError: it is another.
+    """
     wanted = manifest.basis_fingerprint
     if fingerprint == wanted:
-        return None
+        return
     expected, got = (f"fingerprint {f[:16]}" if f else "none given" for f in (wanted, fingerprint))
-    return (
-        f"this machine's basis differs from the run's: expected {expected}, got {got}; "
-        "copy the coordinator's file, and give its place with --basis"
-    )
+    fact = f"this machine's basis differs from the run's: expected {expected}, got {got}"
+    raise InputError("basis", "differs", fact, "copy the coordinator's file")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from peers.cli.common import INTERRUPTED, console, on_interrupt, say, set_up_logging, watch_parent
 from peers.cli.coordinator_network import Opened, StartOptions, listened, open_transport
+from peers.cli.remedies import of_run, remedied
 from peers.config_file import format_config, read_config
 from peers.files import write_bytes
 from peers.leftovers import FolderLock
@@ -55,7 +56,8 @@ def start(run: Path | None, options: StartOptions) -> int:
     set_up_logging(options.verbose)
     if options.resume is None:
         folder.refuse_existing()
-    opened = open_run(config, folder, options)
+    with remedied(of_run(run, options.resume is not None)):
+        opened = open_run(config, folder, options)
     with FolderLock(folder.root) as lock:
         return asyncio.run(_coordinate(opened, lock, options))
 
@@ -69,13 +71,11 @@ def open_run(config: RunConfig | None, folder: RunFolder, options: StartOptions)
     from peers.basis_file import load_basis
     from peers.opening import check_resumed, load_data, new_run
 
-    steps, wait_for, resumed = options.steps, options.wait_for, options.resume is not None
+    steps, resumed = options.steps, options.resume is not None
     manifest_and_key = folder.open() if resumed else None
     effective = manifest_and_key[0].config if manifest_and_key else config
     assert effective is not None
-    stages = effective.pipeline.stages
-    if wait_for is not None and wait_for < stages:
-        raise UserError(f"expected --wait-for of at least {stages}, one peer for each stage, got {wait_for}")
+    _check_wait_for(options.wait_for, effective.pipeline.stages)
     if steps is not None and steps > effective.train.steps:
         raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
     data, basis_DK = load_data(effective, say=say), load_basis(effective)
@@ -84,6 +84,11 @@ def open_run(config: RunConfig | None, folder: RunFolder, options: StartOptions)
     else:
         check_resumed(manifest_and_key[0], config, data, basis_DK)
     return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
+
+
+def _check_wait_for(peers: int | None, stages: int) -> None:
+    if peers is not None and peers < stages:
+        raise UserError(f"expected --wait-for of at least {stages}, one peer for each stage, got {peers}")
 
 
 async def _coordinate(opened: Opened, lock: FolderLock, options: StartOptions) -> int:

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from peers.cli.common import console, say
 from peers.cli.coordinator import choose
 from peers.cli.coordinator_network import StartOptions
+from peers.cli.remedies import of_launched, of_run, remedied
 from peers.config_file import format_config
 from peers.files import write_bytes, write_json
 from peers.lab.lab_file import LabFile, read_lab
@@ -99,7 +100,9 @@ def _run(
     reason = "as asked" if options.lab_in_memory else why_not() if lab is not None else None
     if lab is not None and reason is not None:
         say(f"no laboratory ({reason}): the peers run in one process, over the same model of the lines")
-        return _in_memory(None if options.resume and run is None else config, folder, options, peers, lab, gradients)
+        with remedied(of_run(run, options.resume is not None)):
+            own = None if options.resume and run is None else config
+            return _in_memory(own, folder, options, peers, lab, gradients)
     with nullcontext() if lab is None else Laboratory(lab, peers) as opened:
         if opened is not None:
             say(f"laboratory {opened.number}: change a line with scripts/wan_lab set {opened.number} HOME --up MBIT")
@@ -216,7 +219,9 @@ def _held_out(folder: RunFolder) -> str:
 
     manifest = folder.open()[0]
     report, config = json.loads(folder.report.read_text()), manifest.config
-    found = evaluate(config, manifest.run_id, report["steps"], folder.peers(), load_data(config), load_basis(config))
+    with remedied(of_launched):
+        data, basis_DK = load_data(config), load_basis(config)
+    found = evaluate(config, manifest.run_id, report["steps"], folder.peers(), data, basis_DK)
     write_json(folder.report, report | {"held_out": asdict(found)})
     return f"{found.loss:.4f} nats, {100 * found.accuracy:.2f} % of {found.targets:,} {config.task.unit} right"
 
@@ -227,18 +232,20 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
     from peers.verify import TOLERANCE, verify
 
     config = folder.open()[0].config
+    with remedied(of_launched):
+        data, basis_DK = load_data(config), load_basis(config)
     report = json.loads(folder.report.read_text())
     say(f"verifying: one process trains the whole model on the same {report['steps']} steps")
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("reference", total=report["steps"])
         difference = verify(
             config,
-            load_data(config),
+            data,
             gradients,
             report["steps"],
             lambda step: bar.update(task, completed=step),
             _threads(config.pipeline.stages),
-            load_basis(config),
+            basis_DK,
         )
     report["verify"] = {
         "max_loss_diff": difference.loss,

@@ -19,6 +19,7 @@ from peers.cli.common import limit_threads, say, set_up_logging
 from peers.cli.coordinator import coordinate, open_run
 from peers.cli.coordinator_network import Opened, StartOptions
 from peers.cli.peer import choose_device
+from peers.cli.remedies import of_launched, remedied
 from peers.lab.access import Access
 from peers.lab.lab_file import COORDINATOR, MEMORY_NAME, LabFile, Place, places
 from peers.leftovers import FolderLock
@@ -139,10 +140,12 @@ class _Peers:
         transport = self.network.join(f"{MEMORY_NAME}{index}", access=self.lines[index])
         try:
             manifest = await fetch_manifest(transport, invite)
-            data = await asyncio.to_thread(load_data, manifest.config)
-            basis_DK = load_basis(manifest.config)
             tracer = StepTracer() if self.what.trace else None
-            own = PeerOptions(folder, self.device, self.what.gradients, basis_DK=basis_DK, tracer=tracer)
-            return await PeerDaemon(transport, invite, manifest, data, own, note).run()
+            with remedied(of_launched):
+                data = await asyncio.to_thread(load_data, manifest.config, say=note)
+                basis_DK = load_basis(manifest.config)
+                own = PeerOptions(folder, self.device, self.what.gradients, basis_DK=basis_DK, tracer=tracer)
+                daemon = PeerDaemon(transport, invite, manifest, data, own, note)
+            return await daemon.run()
         finally:
             await transport.close()

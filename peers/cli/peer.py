@@ -18,6 +18,7 @@ from peers.cli.common import (
     set_up_logging,
     watch_parent,
 )
+from peers.cli.remedies import Remedy, of_launched, of_volunteer, remedied
 from peers.faults import Fault
 from peers.leftovers import FolderLock
 from peers.peer_options import PeerOptions
@@ -102,9 +103,10 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
         lock.record(transport.daemon_pid, transport.sockets())
         manifest = await fetch_manifest(transport, invite)
         say(f"run {manifest.run_id} found; folder {own.folder}, device {own.device}")
-        data = await asyncio.to_thread(load_data, manifest.config, options.data, options.tokenizer, say)
-        own = replace(own, basis_DK=load_basis(manifest.config, options.basis), network_pid=transport.daemon_pid)
-        daemon = PeerDaemon(transport, invite, manifest, data, own, say)
+        with remedied(_remedy(options)):
+            data = await asyncio.to_thread(load_data, manifest.config, options.data, options.tokenizer, say)
+            own = replace(own, basis_DK=load_basis(manifest.config, options.basis), network_pid=transport.daemon_pid)
+            daemon = PeerDaemon(transport, invite, manifest, data, own, say)
         interrupted = asyncio.Event()
 
         def leave() -> None:
@@ -118,6 +120,13 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
         return await _until_end(daemon.run(), interrupted, watch)
     finally:
         await transport.close()
+
+
+def _remedy(options: JoinOptions) -> Remedy:
+    """Of one that `launch` started, the user gave no options."""
+    if options.with_parent is not None:
+        return of_launched
+    return of_volunteer(options.data, options.tokenizer, options.basis)
 
 
 async def _until_end(run: Coroutine[Any, Any, str], interrupted: asyncio.Event, watch: asyncio.Task[None]) -> int:

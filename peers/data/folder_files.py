@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.errors import InputError
+from protocol.errors import UserError
 
 Choice = Callable[[str], bool]
 
@@ -45,7 +45,7 @@ def find_files(root: Path, wanted: Choice, entered: Choice, follow: bool = True)
     `follow`: enter linked folders too.
 
     Raises:
-        InputError: a link leads nowhere, or a folder cannot be read.
+        UserError: a link leads nowhere, or a folder cannot be read.
     """
     walk = _Walk(wanted, entered, follow)
     walk.enter(root)
@@ -60,7 +60,7 @@ def look_at(path: Path) -> os.stat_result | None:
     """What is at `path`, behind links; None when nothing is.
 
     Raises:
-        InputError: a link leads nowhere or round, or it cannot be looked at.
+        UserError: a link leads nowhere or round, or it cannot be looked at.
     """
     try:
         return path.stat()
@@ -76,7 +76,7 @@ def look_at(path: Path) -> os.stat_result | None:
         raise unreadable(path, error) from error
 
 
-def unreadable(path: Path, error: OSError) -> InputError:
+def unreadable(path: Path, error: OSError) -> UserError:
     """The error to raise where the system refuses `path`."""
     where, reason = error.filename or path, error.strerror or str(error)
     hints = {
@@ -86,11 +86,11 @@ def unreadable(path: Path, error: OSError) -> InputError:
         errno.ENAMETOOLONG: "use a shorter path",
     }
     hint = hints.get(error.errno or 0, "mend that, or take it out of the data")
-    return InputError("data", "format", f"expected to read {where}, but the system refuses: {reason}", hint)
+    return UserError(f"expected to read {where}, but the system refuses: {reason}; {hint}")
 
 
-def _broken_link(path: Path, what: str) -> InputError:
-    return InputError("data", "format", f"expected data at {path}, but it is {what}", "mend the link, or remove it")
+def _broken_link(path: Path, what: str) -> UserError:
+    return UserError(f"expected data at {path}, but it is {what}; mend the link, or remove it")
 
 
 class _Walk:
@@ -139,7 +139,7 @@ class _Walk:
         """What is at `path`; None for a link that leads nowhere and whose name says that it is not wanted."""
         try:
             return look_at(path)
-        except InputError:
+        except UserError:
             if self.wanted(path.name) or (self.follow and not path.suffix):
                 raise
             return None

@@ -11,7 +11,7 @@ from peers.data.folder_files import FolderFiles, unreadable
 from peers.data.formats import Format
 from peers.data.json_lines import describe_bad, read_json_lines
 from peers.data.text_file import FileText, NotText, describe_odd, read_text, too_odd
-from protocol.errors import InputError
+from protocol.errors import UserError
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Reading:
         """The documents of one file, without empty ones; none of a file that is to be refused.
 
         Raises:
-            InputError: the file cannot be read, or too many of its JSON lines are bad.
+            UserError: the file cannot be read, or too many of its JSON lines are bad.
         """
         try:
             file = read_text(path)
@@ -71,7 +71,7 @@ class Reading:
         """Check that all that was read is text.
 
         Raises:
-            InputError: a file is not, or all together have too many odd characters.
+            UserError: a file is not, or all together have too many odd characters.
         """
         total = sum(odd for _, odd, _ in self.odd)
         if not self.refused and too_odd(total, self.characters):
@@ -81,7 +81,7 @@ class Reading:
         if self.refused:
             first, others = self.refused[0], len(self.refused) - 1
             more = f" ({others:,} more of the files are not text)" if others else ""
-            raise InputError("data", "format", f"{first}{more}", first.remedy)
+            raise UserError(f"{first}{more}; {first.remedy}")
 
     def tell(self, say: Callable[[str], None], name: str, found: FolderFiles) -> None:
         """Say what was read from the source `name`, what was passed over, and what is odd."""

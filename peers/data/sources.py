@@ -61,8 +61,8 @@ def load_documents(
     what was read, what was passed over, and what is odd about it.
 
     Raises:
-        InputError: the path is missing or cannot be read, a file is not text, or there is none in it.
-        UserError: the kind is unknown.
+        InputError: the path is missing, or there is no text of the kind at it.
+        UserError: the kind is unknown, something cannot be read, or a file is not text.
     """
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1)
@@ -106,13 +106,14 @@ def _given(kind: str, path: Path | None) -> FolderFiles:
         raise UserError(f'expected a path for the data source "{kind}", but none was given; name a file or a folder')
     status = look_at(path)
     if status is None:
-        fact = f"expected a file or a folder of {kind} at {path}, but nothing is there"
+        place = path if path.is_absolute() else f"{path} (from {Path.cwd()})"
+        fact = f"expected a file or a folder of {kind} at {place}, but nothing is there"
         raise InputError("data", "missing", fact, "correct the path")
     if stat.S_ISREG(status.st_mode):
         return FolderFiles([path])
     if not stat.S_ISDIR(status.st_mode):
         fact = f"expected a file or a folder of {kind} at {path}, but it is a device, a pipe or a socket"
-        raise InputError("data", "format", fact, "write its text to a file, and name that")
+        raise UserError(f"{fact}; write its text to a file, and name that")
     suffixes = TEXT_SUFFIXES if kind == "text" else frozenset({".jsonl"})
     found = find_files(
         path, lambda name: Path(name).suffix.lower() in suffixes, lambda name: name not in _SKIPPED_FOLDERS

@@ -25,7 +25,7 @@ _REPLACED, _REPLACED_UTF8 = "\ufffd", b"\xef\xbf\xbd"
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """A file's `text`, with line ends as "\\n". `odd`: how many odd characters; `guess`: what it may be if it has any."""
+    """A file's `text`, with line ends as "\\n". `odd`: how many are odd; `guess`: what it may be if any are."""
 
     path: Path
     text: str

@@ -26,11 +26,12 @@ from tokenizers import Tokenizer
 
 from peers.data import tokenizer as bpe
 from peers.data.cache import one_at_a_time, write
+from peers.data.given_tokenizer import check_on_text, load_given
 from peers.data.sources import load_documents
 from peers.data.tokenizer import Progress, Tokens
 from peers.files import STALE_SECONDS, remove_temporary
 from protocol.config import RunConfig
-from protocol.errors import UserError
+from protocol.errors import Input, InputError, UserError
 from protocol.samples import Ints, sample_offsets, spaced_offsets, unigram_loss, windows
 
 RECIPE = 1  # raise it when the layout of the tokens or of the meta file changes
@@ -113,8 +114,8 @@ def prepare(config: DataSettings, cache: Path, progress: Progress | None = None)
     vocabulary counts. Raises UserError for bad data or settings, and for a cache that cannot be written.
     """
     say = progress or log.info
-    source = Path(config.path).expanduser() if config.path else None
-    documents = load_documents(config.source, source, config.field)
+    source = _own_path(config.path, "data") if config.path else None
+    documents = load_documents(config.source, source, config.field, say)
     job = _Job(config, cache, documents, bpe.hash_documents(documents), say)
     try:
         # Damage is told of once: by the second look, which another process may have made needless.
@@ -134,11 +135,12 @@ class _Job:
 
     def __init__(self, config: DataSettings, cache: Path, documents: list[str], text_hash: str, say: Progress) -> None:
         self.documents, self.vocab_size, self.say = documents, config.vocab_size, say
-        self.given = Path(config.tokenizer).expanduser() if config.tokenizer else None
+        self.given = _own_path(config.tokenizer, "tokenizer") if config.tokenizer else None
         key = bpe.tokenizer_key(text_hash, config.vocab_size)
         self.tokenizer_file = self.given or cache / "tokenizers" / f"{key}.json"
-        self.tokenizer = bpe.load(self.given) if self.given is not None else None
-        if self.given is not None:
+        self.tokenizer = None if self.given is None else load_given(self.given, config.vocab_size)
+        if self.given is not None and self.tokenizer is not None:
+            check_on_text(self.tokenizer, self.given, documents, say)
             key = hashlib.sha256(self.given.read_bytes()).hexdigest()
         name = hashlib.sha256(f"{text_hash} {key} tokens-{RECIPE}".encode()).hexdigest()
         self.tokens_file = cache / "tokens" / f"{name}.npy"
@@ -176,7 +178,7 @@ class _Job:
     def _train(self) -> Tokenizer:
         characters = sum(map(len, self.documents))
         self.say(f"training a tokenizer of {self.vocab_size:,} tokens on {characters / 1e6:,.1f} M characters")
-        tokenizer = bpe.train(self.documents, self.vocab_size)
+        tokenizer = bpe.train(self.documents, self.vocab_size, self.say)
         bpe.save(tokenizer, self.tokenizer_file)
         if (real := bpe.vocabulary_size(tokenizer)) < self.vocab_size:
             self.say(f"the text is too small for {self.vocab_size:,} tokens: the vocabulary has {real:,}")
@@ -186,6 +188,15 @@ class _Job:
         train, held_out = _split(tokens)
         size = bpe.vocabulary_size(tokenizer)
         return TokenStore(train, held_out, size, meta.fingerprint, meta.unigram_loss, self.tokenizer_file)
+
+
+def _own_path(text: str, what: Input) -> Path:
+    """The path that `text` means; raises InputError where its "~" leads nowhere."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        fact = f"expected a path, but got {text!r}, and there is no such home folder"
+        raise InputError(what, "missing", fact, "write the path out") from error
 
 
 def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
