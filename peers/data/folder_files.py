@@ -67,7 +67,7 @@ def look_at(path: Path) -> os.stat_result | None:
     except ValueError:  # a name that no file can have
         return None
     except OSError as error:
-        if path.is_symlink() and error.errno in (errno.ENOENT, errno.ENOTDIR):
+        if os.path.islink(path) and error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise _broken_link(path, f"a link to {os.readlink(path)}, where nothing is") from error
         if error.errno == errno.ELOOP:
             raise _broken_link(path, "a link that leads back to itself") from error

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from compression.basis import random_basis
 from peers import coordinator_daemon, patience, peer_daemon, stage_worker
+from peers.cli.remedies import of_volunteer, remedied
 from peers.coordinator_daemon import CoordinatorDaemon
 from peers.discovery import fetch_manifest
 from peers.evaluate import evaluate
@@ -248,7 +249,8 @@ def test_a_given_basis(small_run: Callable[..., Any], tmp_path: Path) -> None:
 
     async def build(basis_DK: torch.Tensor | None) -> None:
         options = PeerOptions(tmp_path, basis_DK=basis_DK)
-        with pytest.raises(UserError, match=r"basis differs from the run's: expected fingerprint .*--basis"):
+        said = r"basis differs from the run's: expected fingerprint .*--basis"
+        with pytest.raises(UserError, match=said), remedied(of_volunteer(None, None, None)):
             PeerDaemon(MemoryNetwork(1).join("p"), invite, manifest, run.tokens, options)
 
     asyncio.run(build(random_basis(32, 4, 98)))

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from compression.basis import basis_fingerprint, random_basis
 from peers.basis_file import load_basis
+from peers.cli.remedies import of_volunteer, remedied
 from protocol.config import RunConfig, parse_config
 from protocol.errors import UserError
 from protocol.model.stage import Stage
@@ -51,7 +52,7 @@ def bad(write: Callable[[Path], Any], name: str = "u.npy") -> tuple[str, Callabl
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        (bad(lambda path: None), "expected the run's basis at .*u.npy, there is no such file: .*--basis"),
+        (bad(lambda path: None), "expected the run's basis at .*u.npy, there is no such file; .*--basis"),
         (bad(lambda path: np.save(path, np.eye(4, 32))), r"expected a basis of shape \(32, 4\) .*got \(4, 32\)"),
         (bad(lambda path: np.save(path, np.eye(32, 5))), r"expected a basis of shape \(32, 4\) .*got \(32, 5\)"),
         (bad(lambda path: np.save(path, 1.001 * np.eye(32, 4))), r"expected orthonormal columns.*differ by 2.0e-03"),
@@ -87,13 +88,16 @@ def bad(write: Callable[[Path], Any], name: str = "u.npy") -> tuple[str, Callabl
 def test_a_mistake_is_told(file: tuple[str, Callable[[Path], Any]], message: str, tmp_path: Path) -> None:
     name, write = file
     write(tmp_path / name)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message), remedied(of_volunteer(None, None, None)):
         load_basis(run_config(tmp_path / name))
 
 
 def test_a_run_without_a_given_basis_takes_none() -> None:
     assert load_basis(RunConfig()) is None
-    with pytest.raises(UserError, match="expected no --basis: this run's basis is random"):
+    with (
+        pytest.raises(UserError, match=r"this run's basis is random; leave --basis out"),
+        remedied(of_volunteer(None, None, None)),
+    ):
         load_basis(RunConfig(), Path("u.npy"))
     with pytest.raises(ValueError, match="expected a basis exactly with"):
         Stage(RunConfig(), 0, random_basis(128, 16, 0))

@@ -7,11 +7,12 @@ import sys
 import numpy as np
 import pytest
 
+from peers.cli.remedies import of_volunteer, remedied
 from peers.data.images import load_images, split
 from peers.opening import load_data
 from protocol.config import RunConfig, parse_config
 from protocol.errors import UserError
-from protocol.manifest import Manifest, describe_difference
+from protocol.manifest import Manifest, check_data
 
 FINGERPRINT = "9743d4b548f646fb5b42ecf85832137287b0ad1724958d387a2ddf58f9543208"
 
@@ -72,12 +73,22 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytes
 
 
 def test_paths_for_images_that_need_none_are_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UserError, match="expected no --data and no --tokenizer: the run's images are digits"):
+    with (
+        pytest.raises(UserError, match=r"expected no data .*: the run's images are digits; leave --data out"),
+        remedied(of_volunteer(None, None, None)),
+    ):
         load_data(run_config(), data=tmp_path)
+    with (
+        pytest.raises(UserError, match=r"expected no tokenizer .*: the run's images are digits; leave --tokenizer out"),
+        remedied(of_volunteer(None, None, None)),
+    ):
+        load_data(run_config(), tokenizer=tmp_path)
 
 
 def test_other_images_are_told_with_a_way_out() -> None:
     manifest = Manifest(run_config(), "a" * 64, 2.3, "k", "n", None)
-    told = describe_difference(manifest, "b" * 64) or ""
-    assert "expected scikit-learn's digits with fingerprint aaaa" in told and "version of scikit-learn" in told
-    assert describe_difference(manifest, "a" * 64) is None
+    with pytest.raises(
+        UserError, match=r"expected scikit-learn's digits with fingerprint aaaa.*version of scikit-learn"
+    ):
+        check_data(manifest, "b" * 64)
+    check_data(manifest, "a" * 64)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from peers.cli.remedies import of_volunteer, remedied
 from protocol.config import RunConfig, parse_config
 from protocol.errors import BadSignature, RemoteError, UserError
 from protocol.invite import Invite
-from protocol.manifest import Manifest, describe_difference
+from protocol.manifest import Manifest, check_data
 from protocol.records import MANIFEST, PROGRESS, VIEW, is_coordinators, read_record, record_key, sign_record
 from protocol.signing import MAX_RECORD_BYTES, SigningKey, open_record
 
@@ -243,10 +244,12 @@ def test_reading_a_manifest_leaves_the_value_as_it_was() -> None:
 
 
 def test_other_data_is_told_apart_with_a_way_out() -> None:
-    assert describe_difference(MANIFEST_OF_DEFAULTS, "ab" * 32) is None
-    text = describe_difference(MANIFEST_OF_DEFAULTS, "cd" * 32)
-    assert text is not None and "fingerprint abababababababab, got cdcdcdcdcdcdcdcd" in text
-    assert "it differs between Python versions" in text
+    check_data(MANIFEST_OF_DEFAULTS, "ab" * 32)
+    with pytest.raises(UserError) as caught:
+        check_data(MANIFEST_OF_DEFAULTS, "cd" * 32)
+    assert "fingerprint abababababababab, got cdcdcdcdcdcdcdcd" in str(caught.value)
+    assert "it differs between Python versions" in str(caught.value)
     own = replace(MANIFEST_OF_DEFAULTS, config=parse_config({"data": {"source": "text", "path": "books"}}, "here"))
-    text = describe_difference(own, "cd" * 32)
-    assert text is not None and "text books" in text and "--data" in text
+    with pytest.raises(UserError) as caught, remedied(of_volunteer(None, None, None)):
+        check_data(own, "cd" * 32)
+    assert "text books" in str(caught.value) and "--data" in str(caught.value)

@@ -111,3 +111,58 @@ def test_a_source_of_empty_files_is_an_error(tmp_path: Path) -> None:
 def test_an_unknown_kind_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match='out of stdlib, text, jsonl, but got "jsnol"; did you mean "jsonl"'):
         load_documents("jsnol", None)
+
+
+def lines(tmp_path: Path, good: int, *bad: str) -> Path:
+    return put(tmp_path / "a.jsonl", "".join(f"{line}\n" for line in [*['{"text": "good"}'] * good, *bad]))
+
+
+def test_all_bad_lines_are_counted_by_what_is_wrong_with_them(tmp_path: Path) -> None:
+    file = lines(tmp_path, 5, "{", "[1]", "[2]", '{"body": 1}', '{"text": null}', '{"text": 3}', '{"text": 4}')
+    with pytest.raises(UserError) as caught:
+        load_documents("jsonl", file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}, line 6: expected one JSON object, but it does not parse")
+    assert "(7 of 12 lines are bad: 3 have something else than text in it, 2 are no JSON objects, " in message
+    assert "1 are not JSON, 1 lack the field)" in message and message.endswith("; mend the line")
+
+
+@pytest.mark.parametrize(("good", "refused"), [(998, True), (999, False)])
+def test_one_bad_line_in_a_thousand_is_left_out(tmp_path: Path, good: int, refused: bool) -> None:
+    """A writer that was killed leaves half a line behind."""
+    file, told = lines(tmp_path, good, '{"text": "cut o'), []
+    if refused:
+        with pytest.raises(UserError, match=rf"line {good + 1}: expected one JSON object"):
+            load_documents("jsonl", file)
+        return
+    assert load_documents("jsonl", file, say=told.append) == ["good"] * good
+    assert len(told) == 2 and told[1].startswith("warning: 1 lines left out: 1 are not JSON; the first: ")
+    assert f"{file}, line 1000: " in told[1]
+
+
+def test_the_field_is_the_researchers_to_set(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the fields are: body; set data\.field to the one with the text"):
+        load_documents("jsonl", put(tmp_path / "a.jsonl", '{"body": "x"}'))
+
+
+def test_a_json_array_is_no_file_of_lines(tmp_path: Path) -> None:
+    file = put(tmp_path / "a.jsonl", json.dumps([{"text": "a"}, {"text": "b"}], indent=1))
+    with pytest.raises(UserError, match=r"one JSON array, make lines of it: jq -c"):
+        load_documents("jsonl", file)
+
+
+def test_what_was_read_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    file = put(tmp_path / "a.jsonl", '{"text": "a\\ud800b"}\n{"text": ""}\n')
+    assert load_documents("jsonl", file, say=told.append) == ["a?b"]
+    assert told[0] == f"data in {file}: 1 file, 34 characters; passed over: 1 empty"
+    assert told[1].startswith("warning: 1 of 34 characters (2.9 %) are not text")
+    told.clear()
+    load_documents("stdlib", None, say=told.append)
+    assert told == []
+
+
+def test_a_relative_path_is_said_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"of text at gone \(from {tmp_path}\), but nothing is there"):
+        load_documents("text", Path("gone"))
