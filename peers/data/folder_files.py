@@ -32,10 +32,10 @@ class FolderFiles:
 
     def describe(self) -> str:
         """What was passed over in words; empty where nothing was."""
-        said = [f"{count} {reason}" for reason, count in self.passed_over.most_common()]
+        said = [f"{reason} {count}" for reason, count in self.passed_over.most_common()]
         if self.endings:
             common = ", ".join(f"{ending or 'no ending'} {count}" for ending, count in self.endings.most_common(5))
-            said.append(f"{self.endings.total()} with other endings ({common})")
+            said.append(f"other endings {self.endings.total()} ({common})")
         return ", ".join(said)
 
 
@@ -113,7 +113,7 @@ class _Walk:
             except OSError as error:
                 raise unreadable(here, error) from error
             if (status.st_dev, status.st_ino) in self._seen:
-                self._pass_over("folders that were read under another name")
+                self._pass_over("folders read under another name")
                 continue
             self._seen.add((status.st_dev, status.st_ino))
             folders += [path for name in names if self._is_folder(path := here / name)]
@@ -130,7 +130,7 @@ class _Walk:
         if not self.wanted(name):
             self.found.endings[path.suffix.lower()] += 1
         elif status is None or not stat.S_ISREG(status.st_mode):
-            self._pass_over("no regular files")
+            self._pass_over("no regular file")
         else:
             self.found.files.append(path)
         return False
@@ -146,7 +146,7 @@ class _Walk:
 
     def _may_enter(self, path: Path) -> bool:
         if not self.entered(path.name):
-            self._pass_over("folders that are never read")
+            self._pass_over("folders never read")
             return False
         if not path.is_symlink():
             return True

@@ -15,10 +15,10 @@ from protocol.errors import InputError
 
 MOST_BAD_SHARE = 0.001
 
-NOT_JSON = "are not JSON"
-NO_OBJECT = "are no JSON objects"
-NO_FIELD = "lack the field"
-NO_TEXT = "have something else than text in it"
+NOT_JSON = "not JSON"
+NO_OBJECT = "no JSON object"
+NO_FIELD = "without the field"
+NO_TEXT = "no text in the field"
 
 
 @dataclass(slots=True)
@@ -71,14 +71,14 @@ def read_json_lines(file: FileText, name: str) -> JsonTexts:
 
 def describe_bad(bad: Counter[str]) -> str:
     """How many lines were bad, by reason, in words."""
-    return ", ".join(f"{count} {reason}" for reason, count in bad.most_common())
+    return ", ".join(f"{reason} {count:,}" for reason, count in bad.most_common())
 
 
 def _too_many(found: JsonTexts) -> str:
     bad = found.bad.total()
     if bad == 1:
         return found.first
-    return f"{found.first} ({bad} of {bad + len(found.texts)} lines are bad: {describe_bad(found.bad)})"
+    return f"{found.first} ({bad:,} of {bad + len(found.texts):,} lines are bad: {describe_bad(found.bad)})"
 
 
 def _array_remedy(text: str) -> str | None:

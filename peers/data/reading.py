@@ -87,10 +87,10 @@ class Reading:
         """Say what was read from the source `name`, what was passed over, and what is odd."""
         files = f"{len(found.files):,} file{'s' * (len(found.files) != 1)}, {self.characters:,} characters"
         passed_over = [found.describe()] if found.describe() else []
-        passed_over += [f"{self.empty:,} empty"] if self.empty else []
+        passed_over += [f"empty {self.empty:,}"] if self.empty else []
         say(f"data in {name}: {files}" + (f"; passed over: {', '.join(passed_over)}" if passed_over else ""))
         if odd := sum(count for _, count, _ in self.odd) + self.halves:
             where = f"; the first in {self.odd[0][0]}" if self.odd else ""
             say(f"warning: {describe_odd(odd, self.characters)} are not text, replaced or left as they are{where}")
         if self.bad:
-            say(f"warning: {self.bad.total():,} lines left out: {describe_bad(self.bad)}; the first: {self.first_bad}")
+            say(f"warning: lines left out: {describe_bad(self.bad)}; the first: {self.first_bad}")

@@ -20,6 +20,7 @@ from peers.data.formats import Format, count_controls, guess_format, marked_form
 
 MOST_ODD_SHARE = 0.001
 FEW = 3
+_START = 16  # bytes, in which every mark of a format lies
 _REPLACED, _REPLACED_UTF8 = "\ufffd", b"\xef\xbf\xbd"
 
 
@@ -48,9 +49,12 @@ def read_text(path: Path) -> FileText:
         NotText: it is something else.
         OSError: it cannot be read.
     """
-    raw = path.read_bytes()
-    if (marked := marked_format(raw)) is not None:
-        raise NotText(path, marked, f"it begins with the bytes {raw[:4].hex(' ')}")
+    with path.open("rb") as file:
+        start = file.read(_START)
+        if (marked := marked_format(start)) is not None:  # before all of a large archive is read
+            raise NotText(path, marked, f"it begins with the bytes {start[:4].hex(' ')}")
+        file.seek(0)
+        raw = file.read()
     text = raw.decode("utf-8-sig", "replace")
     # A file may hold U+FFFD as such: somebody replaced it before us.
     odd = text.count(_REPLACED) - raw.count(_REPLACED_UTF8) + count_controls(raw)

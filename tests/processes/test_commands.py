@@ -220,7 +220,7 @@ def test_coordinator_peers_and_status_in_terminals_of_their_own(
     invite = (tmp_path / "run/invite.txt").read_text().strip()
     peers = [start("peer", "join", invite) for _ in range(2)]
     wait_until(lambda: "waiting" in isthmus("status", invite).stdout, "the peers in the status")
-    one_line_error(isthmus("peer", "join", invite, "--data", "nowhere", code=2), "nowhere")
+    one_line_error(isthmus("peer", "join", invite, "--data", "nowhere", code=2), "nowhere", "; correct --data")
     (tmp_path / "other.txt").write_text("quite another text, which is not the run's, for anyone to see. " * 30)
     one_line_error(isthmus("peer", "join", invite, "--data", "other.txt", code=2), "data differs from the run's")
     peers.append(start("peer", "join", invite))

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer.main
 
@@ -27,15 +27,15 @@ TYPED = re.compile(r"isthmus (launch|coordinator start|peer join|status)((?:\s+[
 ELSEWHERE = re.compile(r"(?:scripts/\w+|python -m|sudo) .*")
 
 
-def _commands() -> dict[str, click.Command]:
-    found: dict[str, click.Command] = {}
+def _commands() -> dict[str, Any]:
+    found: dict[str, Any] = {}
 
-    def collect(command: click.Command, name: str) -> None:
-        if isinstance(command, click.Group):
-            for sub, child in command.commands.items():
-                collect(child, f"{name} {sub}".strip())
-        else:
+    def collect(command: Any, name: str) -> None:
+        children = getattr(command, "commands", None)
+        if children is None:
             found[name] = command
+        for sub, child in (children or {}).items():
+            collect(child, f"{name} {sub}".strip())
 
     collect(typer.main.get_command(app), "")
     return found
@@ -57,6 +57,7 @@ SPEAKS_IN: dict[tuple[str, str], set[str]] = {
     ("peers/cli/coordinator.py", "choose"): STARTS,
     ("peers/cli/coordinator.py", "open_run"): STARTS,
     ("peers/cli/coordinator.py", "_check_wait_for"): {"coordinator start"},
+    ("peers/cli/coordinator.py", "_way_on"): {"launch"},  # the end of a command to type
     ("peers/cli/launch.py", "_check"): {"launch"},
     ("peers/cli/launch.py", "_lab"): {"launch"},
     ("peers/cli/peer.py", "choose_device"): {"launch", "peer join"},

@@ -41,7 +41,7 @@ def test_a_folder_is_read_once_however_many_links_lead_there(tmp_path: Path) -> 
         (tmp_path / "data" / f"{name}{name}").symlink_to(tmp_path / "elsewhere")
     documents, told = loaded(tmp_path / "data")
     assert documents == ["y.txt", "x.txt"]  # aa/y.txt, then b/x.txt: real folders keep their own names
-    assert "3 folders that were read under another name" in told
+    assert "folders read under another name 3" in told
 
 
 def test_links_that_lead_round_are_no_loop(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_what_is_passed_over_is_told(tmp_path: Path) -> None:
     documents, told = loaded(tmp_path)
     assert documents == ["a.txt"]
     assert told.startswith(f"data in {tmp_path}: 2 files, 5 characters; passed over: ")
-    for part in ("2 hidden", "1 folders that are never read", "5 with other endings (", ".csv 2", ".png 2", "1 empty"):
+    for part in ("hidden 2", "folders never read 1", "other endings 5 (", ".csv 2", ".png 2", "empty 1"):
         assert part in told, told
     assert "no ending 1" in told
 
@@ -122,7 +122,7 @@ def test_what_is_passed_over_is_told(tmp_path: Path) -> None:
 def test_where_no_file_fits_the_message_says_what_is_there(tmp_path: Path) -> None:
     for name in ("a.txt.gz", "b.txt.gz", "c.parquet"):
         put(tmp_path / name)
-    with pytest.raises(UserError, match=r"found none \(passed over: 3 with other endings \(.gz 2, .parquet 1\)\)"):
+    with pytest.raises(UserError, match=r"found none \(passed over: other endings 3 \(.gz 2, .parquet 1\)\)"):
         load_documents("text", tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_pipes_and_sockets_are_never_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     put(tmp_path / "b.txt")
     documents, told = loaded(tmp_path)
-    assert documents == ["b.txt"] and "1 no regular files" in told
+    assert documents == ["b.txt"] and "no regular file 1" in told
     with pytest.raises(UserError, match="but it is a device, a pipe or a socket"):
         load_documents("text", tmp_path / "a.txt")
     with pytest.raises(UserError, match="but it is a device, a pipe or a socket"):
@@ -162,7 +162,6 @@ def test_the_systems_refusals_are_named(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match=r"Input/output error; the disk or the share that it is on fails"):
         load_documents("text", tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(Path, "read_bytes", lambda path: path.open("rb").read())
     monkeypatch.setattr(Path, "open", lambda path, *_: (_ for _ in ()).throw(PermissionError(13, "denied", str(path))))
     with pytest.raises(UserError, match=rf"read {tmp_path}/sub/a.txt, but the system refuses: denied; give yourself"):
         load_documents("text", tmp_path)
@@ -183,4 +182,4 @@ def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("s.txt")
         found = find_files(tmp_path, lambda name: name.endswith(".txt"), lambda _: True)
-    assert [file.name for file in found.files] == ["a.txt"] and found.passed_over["no regular files"] == 1
+    assert [file.name for file in found.files] == ["a.txt"] and found.passed_over["no regular file"] == 1

@@ -123,8 +123,8 @@ def test_all_bad_lines_are_counted_by_what_is_wrong_with_them(tmp_path: Path) ->
         load_documents("jsonl", file)
     message = str(caught.value)
     assert message.startswith(f"{file}, line 6: expected one JSON object, but it does not parse")
-    assert "(7 of 12 lines are bad: 3 have something else than text in it, 2 are no JSON objects, " in message
-    assert "1 are not JSON, 1 lack the field)" in message and message.endswith("; mend the line")
+    assert "(7 of 12 lines are bad: no text in the field 3, no JSON object 2, " in message
+    assert "not JSON 1, without the field 1)" in message and message.endswith("; mend the line")
 
 
 @pytest.mark.parametrize(("good", "refused"), [(998, True), (999, False)])
@@ -136,7 +136,7 @@ def test_one_bad_line_in_a_thousand_is_left_out(tmp_path: Path, good: int, refus
             load_documents("jsonl", file)
         return
     assert load_documents("jsonl", file, say=told.append) == ["good"] * good
-    assert len(told) == 2 and told[1].startswith("warning: 1 lines left out: 1 are not JSON; the first: ")
+    assert len(told) == 2 and told[1].startswith("warning: lines left out: not JSON 1; the first: ")
     assert f"{file}, line 1000: " in told[1]
 
 
@@ -155,7 +155,7 @@ def test_what_was_read_is_told(tmp_path: Path) -> None:
     told: list[str] = []
     file = put(tmp_path / "a.jsonl", '{"text": "a\\ud800b"}\n{"text": ""}\n')
     assert load_documents("jsonl", file, say=told.append) == ["a?b"]
-    assert told[0] == f"data in {file}: 1 file, 34 characters; passed over: 1 empty"
+    assert told[0] == f"data in {file}: 1 file, 34 characters; passed over: empty 1"
     assert told[1].startswith("warning: 1 of 34 characters (2.9 %) are not text")
     told.clear()
     load_documents("stdlib", None, say=told.append)
