@@ -67,6 +67,6 @@ def of_volunteer(data: Path | None, tokenizer: Path | None, basis: Path | None) 
             return f"copy the coordinator's, and give its place with {option}"
         if given[error.what] is not None:
             return f"correct {option}"
-        return f"this is where the run's researcher has it: give its place on this machine with {option}"
+        return f"that path is the run's researcher's: give its place on this machine with {option}"
 
     return remedy

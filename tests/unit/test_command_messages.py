@@ -133,6 +133,21 @@ def test_arguments_that_we_pass_to_ourselves_exist() -> None:
                 assert text in ALL_OPTIONS, f"{path}: {text}"
 
 
+@pytest.mark.parametrize(
+    "package", sorted(path.parent.name for path in (ROOT / "scripts").glob("*/__init__.py")), ids=lambda name: str(name)
+)
+def test_messages_of_the_scripts_name_options_that_they_declare(package: str) -> None:
+    """An option of a script is a parameter of one of its functions, or spelt out where it is declared."""
+    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "scripts" / package).glob("*.py")}
+    strings = [(path, text) for path, tree in trees.items() for _, text in _strings(tree)]
+    names = {node.arg for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    declared = {f"--{name.replace('_', '-')}" for name in names} | ALL_OPTIONS
+    declared |= {text for _, text in strings if OPTION.fullmatch(text)}
+    for path, text in strings:
+        if not text.startswith("--"):  # `git --dirty` and the like are arguments
+            assert set(OPTION.findall(ELSEWHERE.sub("", text))) <= declared, f"{path}: {text!r}"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_names_its_own_options(name: str) -> None:
     command = COMMANDS[name]
@@ -198,7 +213,7 @@ def told(voice: str, config: RunConfig, *elsewhere: Path | None) -> str:
     [
         ("launch", "; correct data.path in RUN.toml"),
         ("launch --resume", "; the run was begun with it: put it back there, or start this where the run was begun"),
-        ("peer join", "; this is where the run's researcher has it: give its place on this machine with --data"),
+        ("peer join", "; that path is the run's researcher's: give its place on this machine with --data"),
         ("peer join --data", "; correct --data"),
         ("launch, its peers", "; the run was opened with it: leave data.path as it is while the run goes on"),
     ],
