@@ -177,7 +177,7 @@ class CoordinatorDaemon:
         except BadFrame as error:
             logger.warning("ignored a message from %s: %s", short_peer(peer), error)
         except Exception as error:  # the last net: whatever a peer says, it costs the peer and not the run
-            self._executive.expel(peer, error)
+            self._executive.net.caught(error, peer)
 
     def _on_message(self, peer: str, message: dict[str, Any]) -> None:
         executive = self._executive
@@ -223,7 +223,7 @@ class CoordinatorDaemon:
                 self._executive.decide(Tick())
                 self._executive.tick()
             except Exception as error:  # what a member said before may be at the bottom of it
-                self._executive.survive(error)
+                self._executive.net.caught(error)
 
     def _progress(self) -> dict[str, Any]:
         view = self._executive.view

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from peers.coordinator_messages import Reported, end_message, seen_message, view_message
 from peers.floor_meter import Premises
 from peers.journal import Journal
+from peers.last_net import LastNet
 from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
 from peers.run_record import RunRecord
@@ -29,7 +30,6 @@ from protocol.membership_events import (
     Effect,
     End,
     Event,
-    Expelled,
     Heard,
     Issue,
     Notice,
@@ -45,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 REMEMBER_SECONDS = 10.0
 MOST_RELEASED = 1000
-MOST_MISTAKES = 100  # that are told, each once
 SETTLE_SECONDS = 10.0  # without a new row, after which the end waits for no more reports
 
 
@@ -89,14 +88,13 @@ class Executive:
         self.sessions: dict[str, str] = {}
         self.record = RunRecord(folder, manifest, premises)
         self.journal = Journal(folder, observer.note)
+        self.net = LastNet(self.journal, self.decide, self._catch_up)
         self.budget = RunBudget()
         self._transport, self._key, self._folder, self._observer = transport, key, folder, observer
         self._needed, self._clock = needed, clock
         self._served: dict[str, set[int]] = {}
         self._released: set[str] = set()
         self._unstored: Issue | None = None
-        self._mistakes: set[str] = set()
-        self._sound = True  # the last decision raised no error
         self._storing = True
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
@@ -122,38 +120,7 @@ class Executive:
         told = {effect.peer for effect in effects if isinstance(effect, Release | TurnAway)}
         for peer in before - self.membership.members.keys() - told:
             self._transport.forget(peer)  # or a link to each peer that ever died would be tried for ever
-        self._sound = True
-
-    def expel(self, peer: str, error: Exception) -> None:
-        """Dealing with what the member `peer` said raised `error`, which is a mistake of ours that its word found.
-
-        Nothing that a member says may end the run, so it loses its place: what it said goes with it. But if decisions
-        failed before its word too, it is not the cause.
-        """
-        guilty, self._sound = self._sound, False
-        if not guilty:
-            self.survive(error)
-            return
-
-        self._note_mistake(f"what peer {short_peer(peer)} said could not be dealt with", error)
-        try:
-            self.decide(Expelled(peer, f"what it said could not be dealt with: {type(error).__name__}"))
-        except Exception as again:
-            self.survive(again)
-        self._catch_up()
-
-    def survive(self, error: Exception) -> None:
-        """Deciding what follows raised `error`, though nobody had just said anything: the run goes on as it is."""
-        self._sound = False
-        self._note_mistake("what follows could not be decided, and the run goes on as it is", error)
-        self._catch_up()
-
-    def _note_mistake(self, what: str, error: Exception) -> None:
-        text = f"{what}: {type(error).__name__}: {error}"
-        if text not in self._mistakes and len(self._mistakes) < MOST_MISTAKES:
-            self._mistakes.add(text)
-            logger.error("%s", text, exc_info=error)
-            self.journal.note("mistake", text)
+        self.net.sound = True
 
     def _catch_up(self) -> None:
         """Do what was decided and then lost, since an error came before it was handed out."""

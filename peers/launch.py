@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.child_python import child_python
 from peers.lab.lab_file import COORDINATOR, Place
 from peers.lab.laboratory import Laboratory
 from peers.leftovers import FolderLock
@@ -99,7 +99,7 @@ class Swarm:
             self.peers.append(self._start(index, command, folder / "log.txt"))
 
     def _start(self, place: Place, arguments: Sequence[str], log: Path | None) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "peers.cli", *arguments, "--with-parent", str(os.getpid())]
+        command = child_python("peers.cli", *arguments, "--with-parent", str(os.getpid()))
         if self.lab is not None:
             command = [*self.lab.prefix(place), *command, "--host", self.lab.address(place)]
             command += ["--no-listen"] if self.lab.lab.at(place).nat and place != COORDINATOR else []

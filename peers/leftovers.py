@@ -4,7 +4,11 @@ A daemon that ends by SIGKILL cannot tidy up: its p2pd child lives on for some s
 ever. So a daemon writes down what it started, and the next one in the same folder ends and removes it.
 
     <folder>/lock          held with flock while a daemon runs; the kernel lets go of it when the process dies
-    <folder>/daemon.json   {"pid": ..., "p2pd": ..., "sockets": [...]}, there while a daemon runs, or after its crash
+    <folder>/daemon.json   what the daemon started; there while it runs, or after its crash
+
+A folder may be copied while its daemon lives, record and all. So the record names the folder that it is of, by device
+and inode, and the daemon by its process id and when that started: it is believed in that very folder only, and only
+when that very process is gone.
 """
 
 from __future__ import annotations
@@ -63,7 +67,8 @@ class FolderLock:
 
     def record(self, p2pd: int | None, sockets: Sequence[str]) -> None:
         """Write down the child process and the sockets that a successor must remove if this process is killed."""
-        write_json(self.folder / _RECORD, {"pid": os.getpid(), "p2pd": p2pd, "sockets": list(sockets)})
+        own = {"pid": os.getpid(), "started": _started(os.getpid()), "folder": _identity(self.folder)}
+        write_json(self.folder / _RECORD, {**own, "p2pd": p2pd, "sockets": list(sockets)})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -82,6 +87,8 @@ def clean_leftovers(folder: Path) -> None:
     Call it with the folder locked.
     """
     record = _read_record(folder / _RECORD)
+    if record.get("folder") != _identity(folder) or _lives(record):
+        record = {}  # of the folder that this one was copied from: whatever it names belongs to that one's daemon
     sockets = [path for path in record.get("sockets") or [] if isinstance(path, str)]
     p2pd = record.get("p2pd")
     if isinstance(p2pd, int) and p2pd > 0:
@@ -99,6 +106,27 @@ def _read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def _identity(folder: Path) -> list[int]:
+    """What no copy of `folder` shares with it."""
+    status = folder.stat()
+    return [status.st_dev, status.st_ino]
+
+
+def _lives(record: dict[str, Any]) -> bool:
+    """Whether the daemon of `record` still runs: its process id, and not one that was given again."""
+    pid, started = record.get("pid"), record.get("started")
+    return isinstance(pid, int) and started is not None and _started(pid) == started
+
+
+def _started(pid: int) -> int | None:
+    """When process `pid` was started, in ticks since the machine was; None: it does not run, or there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])  # the state comes third, the start twenty-second
 
 
 def _remove_socket(path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from peers.floor_report import floor_line
 from protocol.config import RunConfig
 
 PLAIN_SECONDS = 5.0
+NARROW, MIDDLE, WIDE = 40, 60, 120  # columns of a terminal
 
 
 class Screen:
@@ -40,36 +41,29 @@ class Screen:
         """All stages have a peer."""
         self._last_step = last_step
         form, width = self._config.boundary.form, self._config.boundary_width
-        self.say(
-            f"all {self._config.pipeline.stages} stages have peers; training from step {first_step} to {last_step}"
-        )
+        self.say(f"all {self._config.pipeline.stages} stages have peers; {_plan(first_step, last_step)}")
         self.say(
             f"boundary: {form}, {width} of {self._config.model.dim} numbers per token; "
             f"unigram baseline: {self._unigram:.3f} nats"
         )
         if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[numbers]}"),
-                TextColumn("ETA"),
-                TimeRemainingColumn(compact=True),
-                console=self._console,
+            self._progress = Progress(*_columns(self._console.width), console=self._console)
+            self._task = self._progress.add_task(
+                "", total=last_step, completed=first_step - 1, loss="", speed="", numbers=""
             )
-            self._task = self._progress.add_task("", total=last_step, completed=first_step - 1, numbers="")
             self._progress.start()
 
     def row(self, row: dict[str, Any]) -> None:
         """A step is done everywhere."""
         loss = "unknown" if row["loss"] is None else f"{row['loss']:.4f}"
+        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
         numbers = (
-            f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s  "
+            f"loss {loss}  {speed}  "
             f"{row['forward_bytes_per_token']:.1f}+{row['backward_bytes_per_token']:.1f} bytes/token  "
             f"{row['seconds']:.2f} s/step{_over_floor(row)}"
         )
         if self._progress is not None:
-            self._progress.update(self._task, completed=row["step"], numbers=numbers)
+            self._progress.update(self._task, completed=row["step"], loss=loss, speed=speed, numbers=numbers)
         elif time.monotonic() - self._shown > PLAIN_SECONDS or row["step"] == self._last_step:
             self._shown = time.monotonic()
             eta = (self._last_step - row["step"]) * row["seconds"]
@@ -105,7 +99,7 @@ class Screen:
                     "wire",
                     f"{wire['forward_bytes_per_token']:.2f} bytes/token forward, "
                     f"{wire['backward_bytes_per_token']:.2f} backward; dense bf16 would be "
-                    f"{wire['dense_bf16_bytes_per_token']:.0f} each way: {wire['ratio_to_dense_bf16']:.1f}x less",
+                    f"{wire['dense_bf16_bytes_per_token']:.0f} each way: {compared(wire['ratio_to_dense_bf16'])}",
                 ),
                 ("overhead", f"{100 * wire['overhead_fraction']:.2f} % of the payload (headers, control messages)"),
             ]
@@ -116,6 +110,32 @@ class Screen:
         lines += [("folder", str(folder)), ("plot", str(folder / "loss.png"))]
         for name, text in lines:
             self.say(f"  {name:<9} {text}")
+
+
+def compared(ratio: float) -> str:
+    """How much less than something else it is, `ratio` being what that is over it: a ratio below 1 is more."""
+    if 0.95 < ratio < 1.05:
+        return "as much"
+    return f"{ratio:.1f}x less" if ratio > 1 else f"{1 / ratio:.1f}x more"
+
+
+def _plan(first_step: int, last_step: int) -> str:
+    if first_step > last_step:
+        return f"step {last_step} is done already, nothing is left to train"
+    return f"training from step {first_step} to {last_step}"
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """Of the live line, as many as a terminal of `width` columns can show, the most telling ones first."""
+    if width < NARROW:
+        return [TextColumn("{task.completed}/{task.total} {task.fields[loss]}")]
+    steps = [TextColumn("step"), MofNCompleteColumn()]
+    if width < MIDDLE:
+        return [*steps, TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}")]
+    left = [TextColumn("ETA"), TimeRemainingColumn(compact=True)]
+    if width < WIDE:
+        return [*steps, TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}"), *left]
+    return [*steps, BarColumn(bar_width=20), TextColumn("{task.fields[numbers]}"), *left]
 
 
 def _over_floor(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the commands share: the console, logging, signals, and the watch over a parent that started them."""
+"""What the commands share: logging, signals, and the watch over a parent that started them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import logging
 import os
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from peers.cli.output import LastingHandler, complain
 from peers.leftovers import FolderLock
 from protocol.errors import IsthmusError, UserError
 
@@ -21,36 +22,6 @@ logger = logging.getLogger(__name__)
 
 MOST_SLOTS = 1000
 INTERRUPTED = 130  # the shell's code for a command that Ctrl-C ended; 0 to 3 are in protocol.errors
-
-
-class LastingConsole(Console):
-    """A daemon that cannot show a line goes on: its output may be a file on a disk that is full."""
-
-    _failing = False
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's. What cannot be written is lost, which is logged once."""
-        try:
-            super().print(*objects, **options)
-            self._failing = False
-        except OSError as error:
-            if not self._failing:
-                logger.warning("the output cannot be written: %s", error)
-            self._failing = True
-
-
-console = LastingConsole(highlight=False)
-error_console = LastingConsole(stderr=True, highlight=False)
-
-
-def say(text: str) -> None:
-    """One line on the standard output, at once also when it is piped."""
-    console.print(text, markup=False, soft_wrap=True)
-
-
-def complain(text: str) -> None:
-    """One line on the standard error."""
-    error_console.print(text, markup=False, soft_wrap=True)
 
 
 def run_command(command: Callable[[], Any]) -> None:
@@ -66,6 +37,21 @@ def run_command(command: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         complain("interrupted")
         sys.exit(INTERRUPTED)
+    except Exception as error:  # the last net: a mistake of ours, which a person cannot mend but can pass on
+        complain(f"error: isthmus has met a mistake of its own: {type(error).__name__}: {error}")
+        complain(f"please report it with {_kept_traceback()}")
+        sys.exit(1)
+
+
+def _kept_traceback() -> str:
+    """Where the traceback of the error that is being handled was written, or itself if it cannot be."""
+    text = traceback.format_exc()
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="isthmus-error-", suffix=".txt", delete=False) as file:
+            file.write(text)
+        return f"the file {file.name}"
+    except OSError:
+        return f"this:\n{text}"
 
 
 def run_script(command: Callable[[], Any]) -> None:
@@ -80,7 +66,7 @@ def set_up_logging(verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
+        handlers=[LastingHandler(sys.stderr)],
     )
 
 

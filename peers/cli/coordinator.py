@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.cli.common import INTERRUPTED, console, on_interrupt, say, set_up_logging, watch_parent
+from peers.cli.common import INTERRUPTED, on_interrupt, set_up_logging, watch_parent
 from peers.cli.coordinator_network import Opened, StartOptions, listened, open_transport
+from peers.cli.output import console, say
 from peers.cli.remedies import of_run, remedied
 from peers.config_file import format_config, read_config
 from peers.files import write_bytes
@@ -51,7 +52,7 @@ def start(run: Path | None, options: StartOptions) -> int:
     """Open or resume a run and see it to its end; the exit code."""
     config, folder = choose(run, options.directory, options.resume)
     if options.print_config:
-        console.file.write(format_config(config or folder.open()[0].config))
+        console.write(format_config(config or folder.open()[0].config))
         return 0
     set_up_logging(options.verbose)
     if options.resume is None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peers.addresses import check_listen, parts, usable
-from peers.cli.common import listen_address, say
+from peers.cli.common import listen_address
+from peers.cli.output import say
 from peers.leftovers import FolderLock
 from peers.run_folder import RunFolder
 from peers.takeover import addresses_of, refuse_second

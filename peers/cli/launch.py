@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from peers.cli.common import console, say
 from peers.cli.coordinator import choose
 from peers.cli.coordinator_network import StartOptions
+from peers.cli.output import console, say
 from peers.cli.remedies import of_launched, of_run, remedied
 from peers.config_file import format_config
 from peers.files import write_bytes, write_json
@@ -53,7 +53,7 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
     resumed = options.resume is not None
     config = folder.open()[0].config if resumed or given is None else given
     if options.print_config:
-        console.file.write(format_config(config))
+        console.write(format_config(config))
         return 0
     peers = config.pipeline.stages if options.peers is None else options.peers
     _check(config, peers, options.verify, resumed)

@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.cli.common import limit_threads, say, set_up_logging
+from peers.cli.common import limit_threads, set_up_logging
 from peers.cli.coordinator import coordinate, open_run
 from peers.cli.coordinator_network import Opened, StartOptions
+from peers.cli.output import say
 from peers.cli.peer import choose_device
 from peers.cli.remedies import of_launched, remedied
 from peers.lab.access import Access

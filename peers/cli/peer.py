@@ -14,10 +14,10 @@ from peers.cli.common import (
     limit_threads,
     listen_address,
     on_interrupt,
-    say,
     set_up_logging,
     watch_parent,
 )
+from peers.cli.output import say
 from peers.cli.remedies import Remedy, of_launched, of_volunteer, remedied
 from peers.faults import Fault
 from peers.leftovers import FolderLock

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from peers.cli.common import console, say, set_up_logging
+from peers.cli.common import set_up_logging
+from peers.cli.output import console, say
 from protocol.errors import BadSignature, UserError
 from protocol.invite import Invite
 from protocol.manifest import Manifest

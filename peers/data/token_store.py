@@ -17,6 +17,7 @@ import io
 import json
 import logging
 import os
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -102,9 +103,30 @@ class _Meta:
 
 
 def cache_folder() -> Path:
-    """`$ISTHMUS_CACHE`, or `~/.cache/isthmus`."""
-    given = os.environ.get("ISTHMUS_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "isthmus"
+    """`$ISTHMUS_CACHE`, or `~/.cache/isthmus`, or where there is no such home a folder among the temporary files.
+
+    Raises:
+        UserError: the folder among the temporary files is somebody else's.
+    """
+    try:
+        if given := os.environ.get("ISTHMUS_CACHE"):
+            return Path(given).expanduser()
+        home = Path.home() / ".cache" / "isthmus"
+    except RuntimeError:  # a container with a user id that has no name, and so no home
+        home = None
+    if home is not None and _may_write(home):
+        return home
+
+    spare = Path(tempfile.gettempdir()) / f"isthmus-cache-{os.getuid()}"
+    if spare.exists() and spare.stat().st_uid != os.getuid():
+        raise UserError(f"expected a folder for the cache, {spare} is another user's: name one with ISTHMUS_CACHE")
+    return spare
+
+
+def _may_write(folder: Path) -> bool:
+    """Whether `folder` can be written to, or made."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def prepare(config: DataSettings, cache: Path, progress: Progress | None = None) -> TokenStore:

@@ -12,10 +12,8 @@ removed. What a killed laboratory left is removed when the next one opens.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from peers.child_python import child_python
 from peers.lab import namespaces
 from peers.lab.device import largest_bundle
 from peers.lab.forwarder import CONTROL
@@ -31,7 +30,6 @@ from protocol.errors import RunFailed, UserError
 
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.02
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Laboratory:
@@ -94,11 +92,10 @@ class Laboratory:
         (folder / "spec.json").write_text(json.dumps(spec))
         with (folder / "hub.txt").open("wb") as log:
             self._hub = subprocess.Popen(
-                [sys.executable, "-m", "peers.lab.forwarder", str(folder / "spec.json")],
+                child_python("peers.lab.forwarder", str(folder / "spec.json")),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
                 start_new_session=True,  # a Ctrl-C is not for it
             )
         deadline = time.monotonic() + _START_SECONDS

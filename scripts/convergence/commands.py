@@ -9,7 +9,8 @@ import typer
 
 from convergence.jobs import chosen_arms
 from convergence.plan import PlannedArm, choose_groups, read_plan
-from peers.cli.common import INTERRUPTED, complain, run_command, say, set_up_logging
+from peers.cli.common import INTERRUPTED, run_command, set_up_logging
+from peers.cli.output import complain, say
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs" / "convergence"

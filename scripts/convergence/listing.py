@@ -11,7 +11,7 @@ from convergence.jobs import readable, remaining_jobs, seconds_left
 from convergence.plan import PlannedArm
 from convergence.results import Results
 from convergence.sweep import best_rate
-from peers.cli.common import say
+from peers.cli.output import say
 
 
 def say_list(arms: list[PlannedArm], path: Path, processes: int) -> None:

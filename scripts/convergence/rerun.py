@@ -7,7 +7,7 @@ from typing import Any
 
 from convergence.results import Row, config_of
 from convergence.training import be_modest, train_row
-from peers.cli.common import say
+from peers.cli.output import say
 
 COMPARED = ("held_out_loss", "held_out_error", "held_out_curve", "train_curve", "diverged", "wire", "parameters")
 SHOWN = ("torch", "commit", "seconds", "state_bytes", "data")

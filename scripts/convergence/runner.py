@@ -16,7 +16,7 @@ from convergence import results
 from convergence.jobs import Job, due_jobs, readable, remaining_jobs, seconds_left, seconds_of
 from convergence.plan import PlannedArm
 from convergence.results import Row
-from peers.cli.common import say
+from peers.cli.output import say
 from protocol.config import RunConfig
 from protocol.errors import RunFailed
 

@@ -10,7 +10,8 @@ import typer
 from lab_checks.check import Effort
 from lab_checks.check import check as checked
 from lab_checks.table import RATES, table
-from peers.cli.common import run_script, say
+from peers.cli.common import run_script
+from peers.cli.output import say
 from peers.lab.lab_file import parse_place, read_lab
 from peers.lab.laboratory import Laboratory, ask, change
 from peers.lab.namespaces import check_possible, living

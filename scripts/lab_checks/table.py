@@ -20,7 +20,7 @@ SINGLE_ARMS = {"1": "1 stream", "transport": "Isthmus"}
 SINGLE_ROUND_TRIP_MS = 100
 PAUSES = (0.05, 0.5, 2.0)  # as in `p2p_probe`, which loads hivemind
 _BUFFER_SECONDS = 0.1  # what can wait, at each rate
-_PROGRAM = [sys.executable, "-m", "lab_checks.p2p_probe"]
+_PROGRAM = [sys.executable, "-P", "-m", "lab_checks.p2p_probe"]
 
 Say = Callable[[str], None]
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain, run_script, say
+from peers.cli.common import INTERRUPTED, run_script
+from peers.cli.output import complain, say
 from pipeline_bench.cases import choose_arms, choose_links
 from pipeline_bench.homes import ROOT
 from pipeline_bench.results import Results

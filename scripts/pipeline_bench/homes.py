@@ -81,7 +81,7 @@ def environment(mark: str) -> dict[str, str]:
 
 def python(module: str, *arguments: str | Path) -> list[str]:
     """The command that runs `module`."""
-    return [sys.executable, "-m", module, *map(str, arguments)]
+    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 
 
 def open_homes(stack: ExitStack, link: Link, homes: int, loopback: bool) -> Homes:

@@ -10,7 +10,8 @@ from convergence.plan import choose_groups, read_plan
 from convergence.results import load
 from convergence.summary import GroupSummary, summarise
 
-from peers.cli.common import INTERRUPTED, complain, run_script, say
+from peers.cli.common import INTERRUPTED, run_script
+from peers.cli.output import complain, say
 from pipeline_bench.cases import Arm, choose_links
 from pipeline_bench.commands import DOCS
 from pipeline_bench.homes import ROOT

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from peers.cli.common import run_command, say
+from peers.cli.common import run_command
+from peers.cli.output import say
 from peers.config_file import read_config
 from pipeline_model import page, study
 from pipeline_model.floor import floor

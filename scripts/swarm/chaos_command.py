@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from peers.cli.common import run_script, say
+from peers.cli.common import run_script
+from peers.cli.output import say
 from protocol.errors import UserError
 from swarm.cases import Case, matrix
 from swarm.chaos import Outcome, disturb

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.cli.common import say
+from peers.child_python import child_python
+from peers.cli.output import say
 from peers.config_file import format_config, read_config
 from peers.run_folder import RunFolder
 from protocol.config import RunConfig
@@ -92,7 +92,7 @@ def _launch(config: RunConfig, folder: RunFolder, steps: int) -> None:
     file = folder.root.with_suffix(".toml")
     file.write_text(format_config(config))
     options = ["--peers", str(config.pipeline.stages), "--steps", str(steps), "--no-evaluate", "--device", "cpu"]
-    command = [sys.executable, "-m", "peers.cli", "launch", str(file), "--dir", str(folder.root), *options]
+    command = child_python("peers.cli", "launch", str(file), "--dir", str(folder.root), *options)
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     if done.returncode:
         raise RunFailed(f"the undisturbed run ended with {done.returncode}: {last_line(done.stdout + done.stderr)}")

@@ -11,13 +11,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from peers.child_python import child_python
 from peers.leftovers import FolderLock
 from peers.run_folder import RunFolder
 from protocol.errors import RunFailed, UserError
@@ -90,8 +90,8 @@ class Swarm:
         return ["--host", "127.0.0.1", "--wait-for", str(self._wait_for), *steps]
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
-        own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "ISTHMUS_SWARM": self.mark}
-        command = [sys.executable, "-m", "peers.cli", *arguments, "--with-parent", str(os.getpid())]
+        own = {"OMP_NUM_THREADS": "1", "ISTHMUS_SWARM": self.mark}
+        command = child_python("peers.cli", *arguments, "--with-parent", str(os.getpid()))
         with (self.root / "logs" / f"{name}.txt").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 command,

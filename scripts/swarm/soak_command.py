@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from peers.cli.common import INTERRUPTED, complain, run_script, say
+from peers.cli.common import INTERRUPTED, run_script
+from peers.cli.output import complain, say
 from protocol.errors import IsthmusError
 from swarm.soak import soak
 from swarm.soak_report import Samples, draw, report

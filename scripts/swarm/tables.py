@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from peers.cli.common import say
+from peers.cli.output import say
 from swarm.chaos import Outcome
 from swarm.timing import Loss
 

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -288,3 +289,30 @@ def test_who_waits_for_the_lock_says_so(cache: Path) -> None:
 
         with one_at_a_time(cache, say):
             assert told == [f"waiting for another process that prepares data in {cache}"]
+
+
+def test_without_a_home_the_cache_is_among_the_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A container's user may be a bare number: no home is known, or it is one that it may not write to."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("ISTHMUS_CACHE", raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    expected = tmp_path / f"isthmus-cache-{os.getuid()}"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "home", nowhere)
+        assert cache_folder() == expected
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        assert cache_folder() == expected
+
+
+def test_a_spare_cache_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ISTHMUS_CACHE", raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    (tmp_path / "isthmus-cache-12345").mkdir()
+    with pytest.raises(UserError, match="ISTHMUS_CACHE"):
+        cache_folder()
