@@ -62,6 +62,6 @@ def test_ctrl_c_winds_the_run_down_when_its_reader_is_gone(long_toml: Path, tmp_
             launched.wait()
     report = json.loads((folder / "report.json").read_text())
     assert rows(folder) == list(range(1, report["steps"] + 1)) and report["ended"]["failed"] is False
-    files = [sorted(folder.glob(f"peer-{n}/checkpoints/stage-*/step-*.safetensors")) for n in range(3)]
+    files = [sorted(folder.glob(f"peers/{n}/checkpoints/stage-*/step-*.safetensors")) for n in range(3)]
     newest = [max(int(file.stem.removeprefix("step-")) for file in found) for found in files]
     assert newest == [report["steps"]] * 3
