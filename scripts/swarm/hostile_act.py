@@ -103,9 +103,9 @@ class Hostile:
         """A report without rows, with whatever it `claims`."""
         number, epoch = (0, 0) if self.view is None else (self.view.number, self.view.epoch)
         stage = None if self.view is None else self.view.stage_of(self.transport.peer_id)
-        plain: dict[str, Any] = {"type": "reports", "reports": [], "wire": [0] * 7, "view": number, "epoch": epoch, "stage": stage}
-        known: dict[str, Any] = {"applied": None, "weights": "", "held": {}, "idle": True, "done": 0, "broken": []}
-        return {**plain, **known, **claims}
+        place: dict[str, Any] = {"view": number, "epoch": epoch, "stage": stage, "applied": None, "weights": ""}
+        rest: dict[str, Any] = {"held": {}, "idle": True, "done": 0, "broken": [], "reports": [], "wire": [0] * 7}
+        return {"type": "reports", **place, **rest, **claims}
 
     async def another(self) -> Transport:
         """One more identity, connected to the coordinator; a p2pd process of its own."""
