@@ -50,7 +50,7 @@ class Checks:
         peers = len(self._swarm.peers)
         limits = {"tensors": 8 * most, "blobs": KEPT_BLOBS + 2 * peers, "early": (2 * most + 16) * (peers + 4)}
         # A view may bring a microbatch that is older than all in flight, which goes first; so may the next view.
-        in_flight = most if self._scenario.gpipe else self._scenario.window + max(1, host.views)
+        in_flight = most if self._scenario.gpipe else self._scenario.window + 1 + host.views
         said = f"{host.peer.name} has {machine.most_in_flight} microbatches in flight, at most {in_flight}"
         self.check(machine.most_in_flight <= in_flight, said)
         for name, kept in machine.kept.items():
