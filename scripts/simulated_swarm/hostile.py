@@ -1,7 +1,7 @@
 """A member that lies: it does its work, for a place, and says and hands out what is false.
 
-Out of its reach is what nobody could know to be false: gradients, parts and coordinates of the right form and size. It
-lies only while each stage has an honest peer at work: who is alone at a stage can say what it likes.
+Left out is what nobody can know to be false yet: gradients, parts and coordinates of the right form and size, and a
+speed that it does not have. It lies only while each stage has an honest peer at work: who is alone at a stage can say what it likes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Hostile(Peer):
             weights=self._lies.choice(["", "f" * 16]),
             held={stage: tuple(range(1, most)) for stage in stages},
             broken=tuple(self.swarm.peers)[:8],
-            microbatch_seconds=self._lies.choice([None, 1e-6, 1e6]),
+            microbatch_seconds=self._lies.choice([None, 1e6]),
             done=self._lies.choice([0, 10**9]),
         )))  # fmt: skip
 
