@@ -29,7 +29,7 @@ SURE = 64.0  # a codec that rounds, or rotates, makes no number so many times la
 
 def largest(kind: Kind, sender: int, stages: int) -> float:
     """The largest number in a tensor of `kind` that stage `sender` of `stages` sends."""
-    hops = sender if kind is Kind.FORWARD else stages - 1 - sender - 1
+    hops = sender if kind is Kind.FORWARD else stages - 1 - sender
     return LEAST[kind] * math.pow(GROWTH, hops / max(1, stages - 2))
 
 
