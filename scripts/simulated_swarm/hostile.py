@@ -1,7 +1,8 @@
 """A member that lies: it does its work, for a place, and says and hands out what is false.
 
 Left out is what nobody can know to be false yet: gradients, parts and coordinates of the right form and size, and a
-speed that it does not have. It lies only while each stage has an honest peer at work: who is alone at a stage can say what it likes.
+speed that it does not have. It lies only while each stage has an honest peer at work: who is alone at a stage can say
+what it likes.
 """
 
 from __future__ import annotations
