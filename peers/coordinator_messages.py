@@ -103,7 +103,7 @@ def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
             accused = message.get("peer")
             if not isinstance(accused, str) or not is_text(accused, LONGEST_PEER):
                 raise BadFrame("expected the peer that is accused")
-            return Accused(peer, accused, _reason(message))
+            return Accused(peer, accused, _reason(message), message.get("state") is True)
         case "lost_track":
             view = message.get("view")
             if not is_count(view, LARGEST_STEP):

@@ -16,6 +16,7 @@ from protocol.frame import Frame, control
 from protocol.membership_events import short_peer
 from protocol.records import VIEW
 from protocol.signing import open_record
+from protocol.stage_machine import MISLED
 from protocol.view import View
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Tenure:
         self.worker: StageWorker | None = None
         self.view: View | None = None
         self._record = ""
+        self._misled = 0
 
     @property
     def epoch(self) -> int:
@@ -87,8 +89,16 @@ class Tenure:
     async def _let_go(self, view: View) -> None:
         former = self.worker
         if former is not None and not former.serves(view):
-            self.worker = None
+            self.worker, self._misled = None, self._how_often_misled(former, view)
             await former.close()
+
+    def _how_often_misled(self, former: StageWorker, view: View) -> int:
+        """How often this peer has followed its stage to wrong weights. Who alone handed them out is told of."""
+        stage = view.stage_of(former.machine.peer)
+        misled, guide = (0, "") if stage is None else former.machine.misled_until(view.epoch, stage)
+        if guide:
+            self._parts.tell({"type": "accuse", "peer": guide, "reason": MISLED, "state": True})
+        return misled
 
     async def _serve(self, view: View, stage: int) -> None:
         if self.worker is None:
@@ -116,8 +126,8 @@ class Tenure:
 
     async def _built(self, view: View, stage: int, lacking: bool) -> StageWorker:
         replica = view.replica(self._parts.transport.peer_id)
-        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking, tell_view=self._tell_view)
-        await worker.build()
+        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking, self._tell_view, self._misled)
+        await worker.build(view.hash_of(stage, replica.start))
         return worker
 
     def on_frame(self, peer: str, frame: Frame) -> None:

@@ -48,7 +48,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`stages[s]` are the replicas of stage s; `holders[s]` are peers that have its state after `restored` in files."""
+    """`stages[s]` are the replicas of stage s; `holders[s]` are peers that have its state after `restored` in files.
+
+    `restored_hashes[s]`: the hash of that state's weights, as its replicas had reported it; "": not known.
+    """
 
     number: int
     first_step: int
@@ -57,6 +60,7 @@ class View:
     epoch: int = 0
     restored: int = 0
     holders: tuple[tuple[str, ...], ...] = ()
+    restored_hashes: tuple[str, ...] = ()
 
     def stage_of(self, peer: str) -> int | None:
         """The stage at which `peer` is, alive; or None."""
@@ -86,6 +90,11 @@ class View:
             return self.epoch > former.epoch
         return self.stage_of(peer) is not None and self.replica(peer).start == self.restored
 
+    def hash_of(self, stage: int, step: int) -> str:
+        """The hash that the weights of `stage` after `step` must have; "": any."""
+        known = step == self.restored and 0 <= stage < len(self.restored_hashes)
+        return self.restored_hashes[stage] if known else ""
+
     def share(self, replica: Replica, step: int) -> float:
         """The weight of `replica` in `step`."""
         return replica.weight if step >= self.first_step else replica.before
@@ -111,6 +120,7 @@ class View:
             "epoch": self.epoch,
             "restored": self.restored,
             "holders": [list(peers) for peers in self.holders],
+            "restored_hashes": list(self.restored_hashes),
             "stages": [
                 [[r.peer, list(r.addresses), r.weight, r.before, r.start, r.lost] for r in replicas]
                 for replicas in self.stages
@@ -128,7 +138,8 @@ class View:
             stages = tuple(tuple(_replica(entry) for entry in replicas) for replicas in value["stages"])
             number, first, last, epoch, restored = (int(value[name]) for name in _NUMBERS)
             holders = tuple(tuple(map(str, peers)) for peers in value["holders"])
-            view = cls(number, first, last, stages, epoch, restored, holders)
+            hashes = tuple(map(str, value["restored_hashes"]))
+            view = cls(number, first, last, stages, epoch, restored, holders, hashes)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
         alive = all(any(r.alive for r in replicas) for replicas in stages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protocol.assignment import Assignment, Candidate, Shortage, assign
 from protocol.detector import CEILING_SECONDS
 from protocol.losses import gone
@@ -21,7 +23,7 @@ def wait(run: RunState, now: float) -> list[Effect]:
         run.phase, run.unsettled = Phase.WAITING, now
     if run.stop is not None:
         return run.finish(True, f"{_losses(run)[0]}, while the run was to stop: {run.stop.reason}")
-    candidates = _candidates(run)
+    candidates = _trusted(run, _candidates(run))
     newest = _newest_allowed(run, candidates)
     held = {s for c in candidates for steps in c.held.values() for s in steps if newest is None or s <= newest} - {0}
     found = assign(candidates, run.costs, run.begins, newest)
@@ -45,6 +47,13 @@ def _candidates(run: RunState) -> list[Candidate]:
     return [
         Candidate(peer, m.held, m.stage, rates[peer], m.memory, hidden=not m.addresses) for peer, m in present.items()
     ]
+
+
+def _trusted(run: RunState, candidates: list[Candidate]) -> list[Candidate]:
+    """Without the files of those whose files were wrong, unless the run cannot go on so far without them."""
+    doubted = run.doubted
+    trusted = [replace(c, held={}) if c.peer in doubted else c for c in candidates]
+    return candidates if isinstance(assign(trusted, run.costs, run.begins), Shortage) else trusted
 
 
 def _newest_allowed(run: RunState, candidates: list[Candidate]) -> int | None:
@@ -101,7 +110,7 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     gone(run, out, "")
     run.dead.clear()
     run.pace.restart()
-    run.agreement.clear()
+    run.agreement.clear_after(found.step)
     run.phase, run.waiting, run.winding, run.paused_at = Phase.RUNNING, ((), ""), "", False
     run.planned_at, run.moved_at = (found.step, run.planned_at[1]), found.step
     run.reached, run.reached_known = found.step, True
@@ -128,7 +137,10 @@ def _restored(run: RunState, found: Assignment) -> View:
             tuple(Replica(p, run.members[p].addresses, weights[p], weights[p], start=found.step) for p in peers)
         )
     first, last = found.step + 1, run.terms.last_step
-    return View(run.next_view, first, last, tuple(stages), run.next_epoch, found.step, found.holders)
+    restored_hashes = tuple(run.agreement.most(stage, found.step) for stage in range(len(stages)))
+    if not any(restored_hashes):
+        restored_hashes = ()
+    return View(run.next_view, first, last, tuple(stages), run.next_epoch, found.step, found.holders, restored_hashes)
 
 
 def _why(run: RunState, found: Assignment) -> str:

@@ -22,6 +22,10 @@ class Disk:
         """What was written, if it is there."""
         return self._files.get((stage, step))
 
+    def forget(self, stage: int, step: int) -> None:
+        """A file is no use."""
+        self._files.pop((stage, step), None)
+
     def held(self) -> dict[int, tuple[int, ...]]:
         """The steps that are there, by stage."""
         stages = {stage for stage, _ in self._files}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulated_swarm.toy_model import ToyRun
 
@@ -56,6 +56,7 @@ class Scenario:
         checkpoint_every: steps; `copies`: at how many other peers; `keep`: of how many a disk keeps those.
         joins: seconds after the start at which further peers come.
         bad: a peer sends garbage now and then.
+        hostile: one more peer joins that lies; not beside a peer that is broken: of two liars each is a witness.
         gpipe: all forwards of a step before its first backward; measured: of the credits, what was measured counts.
     """
 
@@ -81,6 +82,7 @@ class Scenario:
     bad: bool = False
     gpipe: bool = False
     measured: bool = True
+    hostile: bool = False
 
     @classmethod
     def drawn(cls, seed: int) -> Scenario:
@@ -91,7 +93,7 @@ class Scenario:
         replicas = tuple(rng.choice([1, 2, 2, 3]) for _ in range(stages))
         steps = rng.randint(8, 24)
         calm = rng.random() < 0.3
-        return cls(
+        drawn = cls(
             seed=seed,
             run=run,
             replicas=replicas,
@@ -115,6 +117,8 @@ class Scenario:
             gpipe=rng.random() < 0.2,
             measured=rng.random() < 0.5,
         )
+        alone = not drawn.bad and all(fault.kind != "flip" for fault in drawn.faults)
+        return replace(drawn, hostile=rng.random() < 0.25 and alone)  # drawn last: all else is as it was
 
     @property
     def command(self) -> str:
