@@ -7,6 +7,8 @@ without that neighbour. Every message says what was expected, what came and what
 
 from __future__ import annotations
 
+from protocol.plain_text import plain
+
 
 class IsthmusError(Exception):
     """Base of every error with a message meant for a person. `exit_code` is what a command that it ends returns."""
@@ -37,7 +39,13 @@ class NetworkError(IsthmusError):
 
 
 class RemoteError(Exception):
-    """Another peer sent what this one must not act on. The message goes back to it as the reason of the refusal."""
+    """Another peer sent what this one must not act on. The message goes back to it as the reason of the refusal.
+
+    It may quote what came, so it is made fit for people here, whoever words it.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(plain(message))
 
 
 class BadFrame(RemoteError):
