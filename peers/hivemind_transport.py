@@ -1,7 +1,7 @@
 """The real transport: libp2p streams and a Kademlia DHT, by hivemind.
 
-This module and `peers.hivemind_node`, which starts and ends what it runs on, are the only ones that import hivemind.
-Importing either loads torch and hivemind (some 4 s), so others import this one inside a function.
+Only this module, `peers.hivemind_node`, which starts and ends what it runs on, and `peers.hivemind_records` import
+hivemind. Importing one of them loads torch and hivemind (some 4 s), so others import this one inside a function.
 
 Each peer opens its own streams to a destination and writes frames on them; on streams opened by others it reads frames
 and acknowledges. So a link is one direction, and its two ends never disagree on who reconnects.
@@ -13,7 +13,7 @@ node checks it against the hash. A valid record thus cannot be replayed under an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +28,6 @@ from peers.addresses import bare, for_others, usable
 from peers.fair_inbox import FairInbox
 from peers.hivemind_node import (
     ANSWER_SECONDS,
-    MAX_RECORD_BYTES,
-    MAX_RECORD_SECONDS,
     NO_ANSWER,
     SHUTDOWN_SECONDS,
     checked_id,
@@ -47,6 +45,7 @@ from peers.hivemind_node import (
     within,
     yield_to,
 )
+from peers.hivemind_records import MAX_RECORD_BYTES, MAX_RECORD_SECONDS, RecordCheck
 from peers.limits import Limits, check_outgoing
 from peers.link import CannotOpen, Stream
 from peers.links import Links
@@ -93,6 +92,7 @@ class HivemindTransport:
         initial_peers: Sequence[str] = (),
         no_listen: bool = False,
         record_guard: RecordGuard | None = None,
+        record_sizes: Mapping[str, int] | None = None,
         streams: int = STREAMS,
         tracer: Tracer = NO_TRACE,
     ) -> HivemindTransport:
@@ -103,6 +103,7 @@ class HivemindTransport:
             announce: the addresses that others should use, if p2pd cannot know them (a forwarded port).
             no_listen: accept no connections; others call back over the ones this peer opens.
             record_guard: DHT records that it refuses are neither stored nor returned by this node.
+            record_sizes: the only keys of records, and the most bytes of each; None: any.
             streams: how many streams carry one link.
             tracer: gets a span for each tensor frame that is sent.
 
@@ -113,21 +114,22 @@ class HivemindTransport:
         quieten()
         met = [(parsed_id(checked_id(address)), address) for address in initial_peers]
         self = cls(streams, record_guard, tracer)
+        check = RecordCheck(record_guard, record_sizes)
         try:
             self._p2p = await start_own_p2pd(identity, met, listen, announce, no_listen)
-            await self._start(met, no_listen)
+            await self._start(met, no_listen, check)
         except BaseException:
             await self.close()
             raise
         return self
 
-    async def _start(self, met: list[tuple[PeerID, str]], no_listen: bool) -> None:
+    async def _start(self, met: list[tuple[PeerID, str]], no_listen: bool, check: RecordCheck) -> None:
         assert self._p2p is not None
         self.peer_id = self._p2p.peer_id.to_base58()
         self._p2pd_end = asyncio.create_task(end_of(self._p2p))
         await self._p2p.add_binary_stream_handler(PROTOCOL, self._accept)
         answered = await meet(self._p2p, met) if met else []
-        self._node = await self._unless_lost(start_node(self._p2p, answered, no_listen, self._guard))
+        self._node = await self._unless_lost(start_node(self._p2p, answered, no_listen, check))
         if self._node is None:
             raise NetworkError(f"{self._p2pd_end.result()} while this peer started")
         beside = (self._report_end(self._p2pd_end), self._reception.sweep())

@@ -306,7 +306,7 @@ def test_a_peer_that_left_gets_nothing_that_was_still_at_the_hub() -> None:
 def test_a_strangers_tensor_waits_for_it_to_become_a_member_and_is_refused_then() -> None:
     async def test() -> None:
         network = MemoryNetwork(1)
-        a, b, c = joined(network, "a", "b", "c")
+        a, b = joined(network, "a", "b")
         b.trust("c", patience=0.2)
         a.send("b", forward(1))
         a.send("b", control({"type": "join"}))
