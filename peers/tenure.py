@@ -9,11 +9,11 @@ from typing import Any
 
 from peers.neighbours import Neighbours
 from peers.peer_inbox import PeerInbox
+from peers.refusal_log import RefusalLog
 from peers.stage_worker import IDLE, StageWorker, WorkerParts
 from protocol.errors import RemoteError, RunFailed
-from protocol.events import Stalled, ViewChanged
+from protocol.events import Event, Stalled, ViewChanged
 from protocol.frame import Frame, control
-from protocol.membership_events import short_peer
 from protocol.records import VIEW
 from protocol.signing import open_record
 from protocol.stage_machine import MISLED
@@ -40,8 +40,9 @@ class Tenure:
         inbox: PeerInbox,
         neighbours: Neighbours,
         say: Callable[[str], None],
+        refusals: RefusalLog,
     ) -> None:
-        self._parts, self._key = parts, coordinator_key
+        self._parts, self._key, self._refusals = parts, coordinator_key, refusals
         self._inbox, self._neighbours, self._say = inbox, neighbours, say
         self.worker: StageWorker | None = None
         self.view: View | None = None
@@ -72,6 +73,8 @@ class Tenure:
         Raises:
             RemoteError: not signed by the coordinator, or no view.
         """
+        if record == self._record:
+            return Change()  # many neighbours may tell it
         view = View.from_json(open_record(record.encode(errors="replace"), VIEW, self._key))
         if self.view is not None and view.number <= self.view.number:
             return Change()
@@ -105,8 +108,8 @@ class Tenure:
             self.worker = await self._begin(view, stage)
         self.worker.feed(ViewChanged(view))
         await self.worker.checkpoint_at_end()
-        for peer, frame in self._inbox.release():
-            self._feed(self.worker, peer, frame)
+        for peer, what in self._inbox.release():
+            self._feed(self.worker, peer, what)
 
     async def _begin(self, view: View, stage: int) -> StageWorker:
         replica = view.replica(self._parts.transport.peer_id)
@@ -130,18 +133,18 @@ class Tenure:
         await worker.build(view.hash_of(stage, replica.start))
         return worker
 
-    def on_frame(self, peer: str, frame: Frame) -> None:
-        """A frame of another peer, no view."""
+    def on_peer(self, peer: str, what: Frame | Event) -> None:
+        """A tensor or chunk of another peer, or what it said."""
         if self.worker is None:
-            self._inbox.hold(peer, frame)
+            self._inbox.hold(peer, what)
         else:
-            self._feed(self.worker, peer, frame)
+            self._feed(self.worker, peer, what)
 
-    def _feed(self, worker: StageWorker, peer: str, frame: Frame) -> None:
+    def _feed(self, worker: StageWorker, peer: str, what: Frame | Event) -> None:
         try:
-            worker.feed(self._inbox.event(peer, frame, worker.stage))
+            worker.feed(self._inbox.tensor(peer, what, worker.stage) if isinstance(what, Frame) else what)
         except RemoteError as error:
-            logger.warning("refused what %s sent: %s", short_peer(peer), error)
+            self._refusals.note(peer, f"refused what it sent: {error}")
 
     def stalled(self, peer: str | None = None) -> None:
         """Nothing came for long, or the link to `peer` is back."""

@@ -26,6 +26,7 @@ from protocol import strict_json
 from protocol.errors import BadFrame
 from protocol.frame import Buffer
 from protocol.magnitudes import is_loss
+from protocol.plain_text import is_plain
 
 CHUNK_BYTES = 1 << 18  # 26 ms on a line of 80 Mbit/s: a tensor never waits long behind one
 MOST_CHUNKS = 20_000  # their digests must fit into one control message
@@ -101,7 +102,7 @@ class Meta:
             pairs = tuple((m, _loss(loss)) for m, loss in value["losses"])
             if not all(type(m) is int and m >= 0 for m in (*covers, *(m for m, _ in pairs))):
                 raise TypeError
-            if not isinstance(weights, str) or len(weights) > 128:
+            if not is_plain(weights, 128):
                 raise TypeError
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadFrame(f"expected covers, losses and weights of a blob, got {str(value)[:80]!r}") from error

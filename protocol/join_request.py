@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.errors import BadFrame
+from protocol.frame import MAX_STRANGER_BYTES
 from protocol.membership_events import JoinAsked
 from protocol.peer_report import LONGEST_SESSION, MOST_STEPS, is_count, is_measure, is_text, parse_held
 
@@ -25,16 +27,34 @@ def join_message(
     speed: float = 0.0,
     memory: int = 0,
 ) -> dict[str, Any]:
-    """The control message. `speed` in GFLOP/s and `memory` in bytes are 0 where unknown."""
-    held = {str(stage): list(steps)[-MOST_STEPS:] for stage, steps in checkpoints.items()}
-    return {
+    """The control message. `speed` in GFLOP/s and `memory` in bytes are 0 where unknown.
+
+    Who asks is no member yet, so it fits into `MAX_STRANGER_BYTES`: of the checkpoints, the newest that find room. A
+    member's reports name all.
+    """
+    message = {
         "type": "join",
         "addresses": _fitting(addresses),
-        "checkpoints": held,
+        "checkpoints": {},
         "session": session,
         "speed": speed,
         "memory": memory,
     }
+    room = MAX_STRANGER_BYTES - len(json.dumps(message, separators=(",", ":")))
+    return {**message, "checkpoints": _newest(checkpoints, room)}
+
+
+def _newest(checkpoints: Mapping[int, Sequence[int]], room: int) -> dict[str, list[int]]:
+    """As many of `checkpoints` as can be written in `room` bytes: of each stage its newest, then the one before."""
+    found: dict[str, list[int]] = {}
+    for place in range(1 + min(MOST_STEPS, max(map(len, checkpoints.values()), default=0))):
+        for stage, steps in checkpoints.items():
+            name, step = str(stage), list(steps[-place:][:1]) if 0 < place <= len(steps) else []
+            room -= len(name) + len('"":[],') if name not in found else sum(len(f"{n},") for n in step)
+            if room < 0:
+                return found
+            found[name] = [*step, *found.get(name, ())]
+    return found
 
 
 def _fitting(addresses: Sequence[str]) -> list[str]:

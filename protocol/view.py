@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import RemoteError
+from protocol.plain_text import is_plain, plain
 
 MOST_SHARE = 1e9  # sums and products of shares must stay finite
 _NUMBERS = ("number", "first_step", "last_step", "epoch", "restored")
@@ -111,6 +112,11 @@ class View:
         """All living replicas."""
         return tuple(replica for replicas in self.stages for replica in replicas if replica.alive)
 
+    def everybody(self) -> frozenset[str]:
+        """All peers that it names: replicas, also those that were lost last, and holders."""
+        replicas = {replica.peer for replicas in self.stages for replica in replicas}
+        return frozenset(replicas.union(*self.holders))
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
         return {
@@ -137,8 +143,8 @@ class View:
         try:
             stages = tuple(tuple(_replica(entry) for entry in replicas) for replicas in value["stages"])
             number, first, last, epoch, restored = (int(value[name]) for name in _NUMBERS)
-            holders = tuple(tuple(map(str, peers)) for peers in value["holders"])
-            hashes = tuple(map(str, value["restored_hashes"]))
+            holders = tuple(tuple(plain(peer) for peer in peers) for peers in value["holders"])
+            hashes = tuple(plain(digest) for digest in value["restored_hashes"])
             view = cls(number, first, last, stages, epoch, restored, holders, hashes)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
@@ -153,4 +159,6 @@ class View:
 
 def _replica(entry: Any) -> Replica:
     peer, addresses, weight, before, start, lost = entry
-    return Replica(str(peer), tuple(map(str, addresses)), float(weight), float(before), int(start), int(lost))
+    if not all(is_plain(text) for text in (peer, *addresses)):
+        raise ValueError("a peer or an address that cannot be printed")
+    return Replica(peer, tuple(addresses), float(weight), float(before), int(start), int(lost))
