@@ -1,4 +1,4 @@
-"""Numbers from peers: what is in bounds overflows nowhere, what is beyond them is its sender's, who compares the same."""
+"""Numbers from peers: what is in bounds overflows nowhere; what is beyond them is its sender's, who compares alike."""
 
 from __future__ import annotations
 
