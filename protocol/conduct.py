@@ -1,7 +1,8 @@
 """What is held against a peer in this session of its: who does not keep up, or differs again and again, is turned away.
 
 A restart by its owner (another session, perhaps another machine or line) begins with a clean sheet; but its quarrels
-(`protocol.quarrels`) and its alarms (how often it sent the run back, or said that nobody could go on) are remembered, since the session is its own choice.
+(`protocol.quarrels`) and its alarms (how often it sent the run back, or said that nobody could go on) are remembered,
+since the session is its own choice.
 """
 
 from __future__ import annotations
