@@ -1,7 +1,8 @@
 """What is held against a peer in this session of its: who does not keep up, or differs again and again, is turned away.
 
 A restart by its owner (another session, perhaps another machine or line) begins with a clean sheet; but its quarrels
-(`protocol.quarrels`) and its false alarms are remembered, since the session is its own choice.
+(`protocol.quarrels`) and its alarms (how often it sent the run back, or said that nobody could go on) are remembered,
+since the session is its own choice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Conduct:
             if wait > 0:
                 return f"it was started again and again in a short time: try again in {math.ceil(wait)} s"
             del self._sheets[peer]  # to its new place, behind all others
-            sheet = self._sheets[peer] = Sheet(session, alarms=sheet.alarms, restarts=sheet.restarts)
+            kept = {"alarms": sheet.alarms, "torn": sheet.torn, "unprovoked": sheet.unprovoked}
+            sheet = self._sheets[peer] = Sheet(session, restarts=sheet.restarts, **kept)  # type: ignore[arg-type]
         while len(self._sheets) > SHEETS_KEPT:
             del self._sheets[next(iter(self._sheets))]
         return sheet.barred

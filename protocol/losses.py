@@ -135,6 +135,8 @@ def irreplaceable(run: RunState, event: Irreplaceable) -> list[Effect]:
     stage = run.members[event.peer].stage
     if run.view is None or stage is None or stage in run.dead or event.epoch != run.view.epoch:
         return []
+    if event.step <= run.view.restored:
+        return []  # of that all have the state
     if run.conduct.tore(event.peer, event.step, _may_be_torn(run, event.step)):
         return turned_away(run, event.peer, "it sends the run back again and again, for what it says it cannot give")
     run.dead[stage] = f"step {event.step} cannot be ended: {event.reason}"
@@ -145,7 +147,8 @@ def _may_be_torn(run: RunState, step: int) -> bool:
     """Whether somebody was lost lately, or a plan may have come late: else no step can be torn."""
     assert run.view is not None
     lost = any(not r.alive for replicas in run.view.stages for r in replicas)
-    return lost or run.view.first_step >= step - 1 or run.lost_at >= step - 1
+    planned = run.view.first_step > run.view.restored + 1 and run.view.first_step >= step - 1
+    return lost or planned or run.lost_at >= step - 1
 
 
 def lost_track(run: RunState, event: LostTrack) -> list[Effect]:

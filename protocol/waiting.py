@@ -113,7 +113,7 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     run.agreement.clear_after(found.step)
     run.phase, run.waiting, run.winding, run.paused_at = Phase.RUNNING, ((), ""), "", False
     run.planned_at, run.moved_at = (found.step, run.planned_at[1]), found.step
-    run.reached, run.reached_known = found.step, True
+    run.reached, run.reached_known, run.lost_at = found.step, True, -1
     run.next_epoch = view.epoch + 1
     run.say("waiting", "")
     for member in run.members.values():

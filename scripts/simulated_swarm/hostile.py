@@ -48,6 +48,10 @@ class Hostile(Peer):
         super().kill()
         self.swarm.clock.after(BACK_SECONDS, self._again)
 
+    def _control(self, message: tuple[object, ...]) -> None:
+        if message[0] != "turned away" or "try again in" not in str(message[1]):  # it does not take that to heart
+            super()._control(message)
+
     def _again(self) -> None:
         self.ended = ""
         self.start()

@@ -1,4 +1,4 @@
-"""Numbers from peers: what is in bounds overflows nowhere; what is beyond them is its sender's, who compares alike."""
+"""Numbers from peers: in bounds they overflow nowhere, beyond them they are their sender's fault, who looks first."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from coordinator_story import Peer, Story
 
 from protocol.admission import MOST_FROM_SOURCE, MOST_MEMBERS
-from protocol.conduct import FREE_RESTARTS, MOST_TORN, RESTART_SECONDS, Conduct
+from protocol.conduct import FREE_RESTARTS, RESTART_SECONDS, Conduct
 from protocol.detector import BROKEN_FLOOR_SECONDS, CEILING_SECONDS, FLOOR_SECONDS, UNKNOWN_SECONDS
 from protocol.membership import (
     Accused,
@@ -464,7 +464,7 @@ def test_a_peer_that_sends_the_run_back_again_and_again_is_turned_away() -> None
     told = story("ann", "ben", checkpoint_every=4)
     told.steps(10)
     effects: list[Effect] = []
-    for _ in range(MOST_TORN):
+    for _ in range(MOST_UNPROVOKED):  # nobody was lost
         view = told.membership.view
         assert view is not None and not effects
         told.feed(Irreplaceable("ben", view.epoch, view.restored + 1, "gone"))
