@@ -69,11 +69,7 @@ def test_without_faults_nothing_is_asked_again_and_no_view_changes() -> None:
 
 
 def test_a_hostile_peer_costs_nobody_else_anything() -> None:
-<<<<<<< HEAD
-    """No honest peer is turned away (`checks.turned_away`), weights are right, and steps at least half as fast."""
-=======
-    """No honest peer is turned away (`checks.turned_away`), the weights are right, steps take twice as long at most."""
->>>>>>> n11-blame
+    """No honest peer is turned away (`checks.turned_away`), weights are right, steps take twice as long at most."""
     seen: Counter[str] = Counter()
     for seed in range(20):
         scenario = calm(seed, hostile=True)

@@ -9,7 +9,7 @@ import pytest
 from coordinator_story import Peer, Story
 
 from protocol.admission import MOST_FROM_SOURCE, MOST_MEMBERS
-from protocol.conduct import FREE_RESTARTS, RESTART_SECONDS, Conduct
+from protocol.conduct import FREE_RESTARTS, MOST_UNPROVOKED, RESTART_SECONDS, Conduct
 from protocol.detector import BROKEN_FLOOR_SECONDS, CEILING_SECONDS, FLOOR_SECONDS, UNKNOWN_SECONDS
 from protocol.membership import (
     Accused,
