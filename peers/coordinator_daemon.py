@@ -16,6 +16,7 @@ from peers.background import Background, next_event
 from peers.coordinator_messages import LONGEST_REPORTS, parse_event, parse_goodbye, parse_rate, parse_reports
 from peers.executive import Executive, Observer
 from peers.floor_meter import Premises
+from peers.reachability import Reachability
 from peers.refusal_log import RefusalLog
 from peers.run_folder import Memory, RunFolder
 from peers.run_publisher import RunPublisher
@@ -36,7 +37,7 @@ from protocol.frame import Frame, Kind, parse_control
 from protocol.join_request import parse_join
 from protocol.manifest import Manifest
 from protocol.membership import Terms
-from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick
+from protocol.membership_events import End, Heard, JoinAsked, Left, LinkBroken, StopAsked, Tick
 from protocol.signing import SigningKey
 from protocol.stage_cost import stage_costs
 from protocol.view import Replica
@@ -97,6 +98,7 @@ class CoordinatorDaemon:
         self._refusals = RefusalLog(logger, clock)
         self._publisher = RunPublisher(transport, manifest, key, clock)
         self._background = Background()
+        self._reachability = Reachability(transport, self._join, self._background.spawn)
         self._heard: set[str] = set()
         self._parted: set[str] = set()
 
@@ -187,13 +189,20 @@ class CoordinatorDaemon:
         except Exception as error:  # the last net: whatever a peer says, it costs the peer and not the run
             self._executive.net.caught(error, peer)
 
+    def _join(self, event: JoinAsked) -> None:
+        try:
+            self._executive.decide(event)
+        except Exception as error:
+            self._executive.net.caught(error, event.peer)
+        self._show_waiting()
+
     def _on_message(self, peer: str, message: dict[str, Any]) -> None:
         executive = self._executive
         self._heard |= {peer} & executive.membership.members.keys()
         match message["type"]:
             case "join":
                 self._parted.discard(peer)
-                executive.decide(parse_join(peer, message, self._stages))
+                self._reachability.asked(parse_join(peer, message, self._stages))
             case "goodbye" if peer in executive.sessions:
                 self._parted.add(peer)
                 self._goodbye(peer, *parse_goodbye(message))

@@ -19,6 +19,7 @@ class JoinAsked:
         speed: GFLOP/s that it measured of itself; 0: unknown.
         memory: bytes that it has for its stage; 0: unknown.
         source: the network address from which its connection comes, as the transport sees it; "": unknown.
+        claimed: the addresses that it named, whether they lead to it or not.
     """
 
     peer: str
@@ -28,6 +29,7 @@ class JoinAsked:
     speed: float = 0.0
     memory: int = 0
     source: str = ""
+    claimed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.addresses import loopback_of
 from peers.cli.common import INTERRUPTED, on_interrupt, set_up_logging, watch_parent
 from peers.cli.coordinator_network import Opened, StartOptions, listened, open_transport
 from peers.cli.output import console, say
@@ -162,7 +163,7 @@ def _print_invite(folder: RunFolder, invite: Invite) -> None:
     say(f"run {invite.run_id}, folder {folder.root}")
     say("invite (also in invite.txt); a peer joins with: isthmus peer join INVITE")
     say(str(invite))
-    if all("/127.0.0.1/" in address or "/::1/" in address for address in invite.addresses):
+    if loopback_of(invite.addresses):
         say("the invite holds for this machine only, since the coordinator listens on loopback")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peers.cli.coordinator import _way_on
-from peers.cli.coordinator_network import Opened, StartOptions, _dialable, _where, listened
+from peers.cli.coordinator_network import ANY_HOST, Opened, StartOptions, _dialable, _where, listened
 from peers.cli.launch import _check, _coordinator_arguments
 from peers.run_folder import RunFolder
 from protocol.config import RunConfig, parse_config
@@ -57,7 +57,7 @@ def test_a_forwarded_port_is_remembered_with_its_announcement(folder: RunFolder)
     announced, port = "/ip4/203.0.113.5/tcp/80", free_port()
     asked = options(port=port, announce=announced)
     folder.remember({"listen": listened(asked, folder, (f"{announced}/p2p/{ID}",))})
-    assert _where(Opened(folder, MANIFEST, KEY, 100, True), options()) == ("0.0.0.0", port, announced)
+    assert _where(Opened(folder, MANIFEST, KEY, 100, True), options()) == (ANY_HOST, port, announced)
 
 
 def test_a_remembered_port_that_is_taken_is_no_obstacle(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
