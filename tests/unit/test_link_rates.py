@@ -222,7 +222,7 @@ def test_messages_are_bounded() -> None:
     report = {**PeerReport(least_seconds=2.5, held={}).to_json()}
     assert parse_report(report, 3).least_seconds == 2.5
     for value in ("x", -1.0, 1e9):
-        with pytest.raises(BadFrame, match="expected the seconds of a step, got"):
+        with pytest.raises(BadFrame, match="seconds of a step, got"):
             parse_report({**report, "least_seconds": value}, 3)
     assert parse_rate({"step": 3, "reason": "x\n" * 999}) == (3, ("x " * 999)[:500])
     with pytest.raises(BadFrame, match="expected the step after which a rate changed"):

@@ -42,7 +42,7 @@ def taken(view: View, held: dict[int, list[int]], monkeypatch: pytest.MonkeyPatc
     parts.files.held.return_value = held
     parts.files.forget_after = AsyncMock()
     inbox.release.return_value = []
-    served = tenure.Tenure(parts, key.public, inbox, MagicMock(), MagicMock())
+    served = tenure.Tenure(parts, key.public, inbox, MagicMock(), MagicMock(), MagicMock())
     asyncio.run(served.take(key.sign(VIEW, view.to_json()).decode()))
     return parts
 
