@@ -15,6 +15,7 @@ from peers.coordinator_messages import Reported, end_message, seen_message, view
 from peers.floor_meter import Premises
 from peers.journal import Journal
 from peers.last_net import LastNet
+from peers.reminder import Reminder
 from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
 from peers.run_record import RunRecord
@@ -98,6 +99,7 @@ class Executive:
         self._storing = True
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
+        self._waits = Reminder(clock())
 
     def take_over(self, membership: Membership, view: View, there: set[str]) -> None:
         """Go on with the run that `view` left, of whose peers those in `there` answer."""
@@ -135,6 +137,8 @@ class Executive:
         match effect:
             case Admit(peer):
                 self._admit(peer)
+            case TurnAway(peer, _) if self._closing is not None:  # it came too late, which is no mistake of its owner
+                self.tell_stranger(peer, end_message(self._closing))
             case TurnAway(peer, reason):
                 self.record.disown(peer)
                 self.journal.note("turned_away", f"turned peer {short_peer(peer)} away: {reason}", peer=peer)
@@ -235,8 +239,17 @@ class Executive:
         self._issue()
         self.record.write()
         self._settle()
+        self._remind()
         if self._clock() - self._remembered > REMEMBER_SECONDS:
             self.remember()
+
+    def _remind(self) -> None:
+        """Whoever watches a run that waits sees now and then that it does, and for what."""
+        if self.membership.phase is not Phase.WAITING:
+            self._waits = Reminder(self._clock())
+        elif (seconds := self._waits.due(self._clock())) is not None:
+            _, what = self.membership.waiting
+            self._observer.note(f"still waiting after {seconds:.0f} s: {what or 'for peers'}")
 
     def _settle(self) -> None:
         """End when every row is there, or nothing more comes: peers may have steps to report of which we were away."""
@@ -246,6 +259,7 @@ class Executive:
         complete = end.failed or not self.record.began or self.record.done >= end.step
         if complete or self._clock() - self._rowed > SETTLE_SECONDS:
             self.journal.note("end", f"ended after step {end.step}: {end.reason}", show=False, failed=end.failed)
+            self.remember()  # a coordinator that returns must not wait for peers that were told to go
             self._tell_all(end_message(end))
             self.ended.set_result(end)
 

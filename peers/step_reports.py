@@ -94,6 +94,11 @@ class WireTotals:
         return forward / crossings, backward / crossings
 
     @property
+    def all(self) -> int:
+        """Everything that was sent, whatever for."""
+        return sum(self.as_tuple())
+
+    @property
     def overhead_fraction(self) -> float:
         """Tensor headers and control frames over tensor payload: what it costs to send the boundary's numbers.
 
@@ -205,11 +210,22 @@ def summarise(
             "chunk_payload_bytes": wire.chunk_payload,
             "chunk_header_bytes": wire.chunk_header,
             "overhead_fraction": wire.overhead_fraction,
+            **_in_all(config, wire, wire_tokens),
             "declared_ratio": _over_declared(wire, wire_tokens / config.tokens_per_microbatch, config, payloads),
             "tokens": wire_tokens,
             "totals": wire.as_tuple(),
         },
     }
+
+
+def _in_all(config: RunConfig, wire: WireTotals, tokens: int) -> dict[str, float | int | None]:
+    """All bytes that were sent, replicas' exchange, copies and control among them, beside dense boundaries alone.
+
+    A dense run would have its replicas' exchange and its copies too, so this ratio is no smaller than the true one's.
+    """
+    dense = 2 * 2 * config.model.dim * tokens * (config.pipeline.stages - 1)
+    ratio = dense / wire.all if dense and wire.all else None
+    return {"all_bytes": wire.all, "dense_bf16_bytes": dense, "ratio_of_all_to_dense_bf16": ratio}
 
 
 def _over_declared(

@@ -108,7 +108,12 @@ class CheckpointConfig(Section):
 
     every: int = Field(50, ge=1, description="steps between checkpoints; one is always written at the end")
     keep: int = Field(2, ge=1, description="newest checkpoints kept of each stage")
-    copies: int = Field(1, ge=0, description="peers of other stages that keep a copy of each checkpoint; 0: none")
+    copies: int = Field(
+        1,
+        ge=0,
+        description="peers of other stages that keep a copy of each checkpoint; 0: none, the default of a launch "
+        "whose peers share one machine and its disk",
+    )
 
 
 class RunConfig(Section):
@@ -167,6 +172,12 @@ class RunConfig(Section):
     def moves_basis(self) -> bool:
         """Whether the basis moves; in a run of one stage nothing crosses, and there is nothing to gather."""
         return self.boundary.basis == "moving" and self.pipeline.stages > 1
+
+    def on_one_machine(self) -> RunConfig:
+        """The same for peers that share a disk: a copy beside the original saves nobody, so none is the default."""
+        if "copies" in self.checkpoint.model_fields_set:
+            return self
+        return self.model_copy(update={"checkpoint": self.checkpoint.model_copy(update={"copies": 0})})
 
     def hash(self) -> str:
         """SHA-256 of the configuration in canonical JSON, hexadecimal."""

@@ -57,6 +57,7 @@ class RunState:
         next_view: the first view number that was never used.
         next_epoch: the same for epochs.
         reached: the newest step that was ever applied, as far as known.
+        done: the newest step that every stage had applied in earlier lives of the run.
         reached_known: it is known, for this coordinator was there.
         stop: why the run is to stop early; None: it is not.
         stop_issued: the view that stops it is out, or needs no other.
@@ -75,6 +76,7 @@ class RunState:
     next_view: int = 1
     next_epoch: int = 0
     reached: int = 0
+    done: int = 0
     reached_known: bool = False
     phase: Phase = Phase.WAITING
     roster: Roster = field(default_factory=Roster)
@@ -148,7 +150,8 @@ class RunState:
         return []
 
     def finish(self, failed: bool, reason: str) -> list[Effect]:
-        """The run is over."""
+        """The run is over. If it never got under way in this life, it is where the earlier ones left it."""
         self.phase = Phase.ENDED
-        self.end = End(self.roster.applied_everywhere, failed, reason)
+        step = self.done if self.view is None else self.roster.applied_everywhere
+        self.end = End(step, failed, reason)
         return [self.end]

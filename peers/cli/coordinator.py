@@ -51,6 +51,8 @@ def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tup
 def start(run: Path | None, options: StartOptions) -> int:
     """Open or resume a run and see it to its end; the exit code."""
     config, folder = choose(run, options.directory, options.resume)
+    if config is not None and options.shared_cores is not None and options.lab is None:
+        config = config.on_one_machine()  # as `launch` has it, which started this
     if options.print_config:
         console.write(format_config(config or folder.open()[0].config))
         return 0

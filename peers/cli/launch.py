@@ -51,6 +51,8 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
     """Run coordinator and peers on this machine; the exit code."""
     given, folder = choose(run, options.directory, options.resume)
     resumed = options.resume is not None
+    if given is not None and options.lab is None:
+        given = given.on_one_machine()
     config = folder.open()[0].config if resumed or given is None else given
     if options.print_config:
         console.write(format_config(config))
