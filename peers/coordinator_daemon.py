@@ -83,6 +83,7 @@ class CoordinatorDaemon:
             resume=resume,
             checkpoint_every=manifest.config.checkpoint.every,
             end_when_starved=not newcomers,
+            skip_nonfinite=manifest.config.train.skip_nonfinite,
         )
         self._reached = max((row["step"] for row in folder.rows()), default=0) if resume else 0
         membership = restored(self._memory, self._terms, False, clock(), self._reached)

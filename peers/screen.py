@@ -56,6 +56,9 @@ class Screen:
 
     def row(self, row: dict[str, Any]) -> None:
         """A step is done everywhere."""
+        if row.get("skipped"):
+            self.say(f"step {row['step']} was passed over: its numbers were not finite")
+            return
         loss = "unknown" if row["loss"] is None else f"{row['loss']:.4f}"
         speed = f"{row['tokens_per_second']:,.0f} tokens/s"
         numbers = (

@@ -18,6 +18,7 @@ from typing import Any
 
 from peers.background import Background
 from peers.compute import ComputeThread
+from peers.coordinator_messages import failed_message
 from peers.link_rates import LinkRates
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_credits import StageCredits
@@ -52,6 +53,7 @@ from protocol.effects import (
     StepApplied,
     WantBlob,
 )
+from protocol.errors import NotFinite
 from protocol.events import Computed, Event, Spoiled, StateFound
 from protocol.frame import Coded, Frame, Header
 from protocol.membership_events import short_peer
@@ -143,6 +145,7 @@ class StageWorker:
         self._credits = StageCredits(config, stage)
         self.rates = LinkRates(config, parts.transport.links)
         self._missing, self._closing = "", False
+        self.failure: dict[str, Any] | None = None  # why it stands still; told again and again, for a word may be lost
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
         self._told: tuple[int, set[str]] = 0, set()  # of the newest view: its number, and who was told of it
@@ -284,12 +287,21 @@ class StageWorker:
         except Spoilt as error:
             event = Spoiled(work.action, error.peer, str(error))
         except Exception as error:
+            if not self._closing and isinstance(error, NotFinite) and self._parts.config.train.skip_nonfinite:
+                self._halt(error)
+                return
             if not self._closing:
                 raise
             logger.warning("what stage %d was about, which this peer has left, failed: %s", self.stage, error)
             return
         if not self._closing:
             self.feed(event)
+
+    def _halt(self, error: NotFinite) -> None:
+        """Do nothing more until the coordinator has decided: the run may pass over that step."""
+        logger.warning("%s", error)
+        self.failure = failed_message(error, self.epoch)
+        self._parts.tell(self.failure)
 
     def _report(self, step: int) -> None:
         assert self._stage is not None
@@ -308,6 +320,7 @@ class StageWorker:
             microbatches=numbers.microbatches,
             weights=numbers.weights,
             costs=self._meter.lap(),
+            skipped=numbers.skipped,
         )
         self._parts.tracer.step(step, self._step_began, now)
         self._step_began, self._busy_before = now, busy

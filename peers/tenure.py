@@ -138,6 +138,11 @@ class Tenure:
         if self.worker is not None:
             self.worker.feed(Stalled(peer))
 
+    def repeat(self) -> None:
+        """Tell the coordinator again why this stage stands still, if it does: the first word may have been lost."""
+        if self.worker is not None and self.worker.failure is not None:
+            self._parts.tell(self.worker.failure)
+
     def budget(self, seconds: float | None) -> None:
         """The coordinator's word on what a link may take in a step; None: it has none."""
         if self.worker is not None and seconds is not None:

@@ -84,6 +84,9 @@ class TrainConfig(Section):
         description="decoupled decay of matrices, times the step's rate (Muon's is matrix_step learning rates); none "
         "on embeddings and norms",
     )
+    skip_nonfinite: int = Field(
+        0, ge=0, le=1000, description="steps with numbers that are not finite to pass over before that ends the run"
+    )
     clip_norm: float = Field(1.0, ge=0, description="largest gradient norm of one *stage* (0: no clipping)")
 
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from protocol import admission, departure, losses, running, waiting
+from protocol import admission, departure, losses, running, skipping, waiting
 from protocol.conduct import Conduct
 from protocol.membership_events import (
     Accused,
@@ -171,8 +171,8 @@ class Membership:
                 return []
             case Left(peer, reason):
                 return losses.gone(run, [peer], reason)
-            case Failed(peer, reason, fatal):
-                return self._failed(peer, reason, fatal)
+            case Failed():
+                return self._failed(event)
             case Expelled(peer, reason):
                 return losses.turned_away(run, peer, reason)
             case LeaveAsked(peer):
@@ -237,11 +237,15 @@ class Membership:
             "ahead", f"{named}: is another coordinator running with this key, or is this folder an old copy?"
         )
 
-    def _failed(self, peer: str, reason: str, fatal: bool) -> list[Effect]:
-        stage = self._run.members[peer].stage
-        if fatal and stage is not None:
-            return self._run.finish(True, f"stage {stage} cannot go on: peer {short_peer(peer)}: {reason}")
-        return losses.gone(self._run, [peer], reason)
+    def _failed(self, event: Failed) -> list[Effect]:
+        peer, stage = event.peer, self._run.members[event.peer].stage
+        if skipping.is_settled(self._run, event):
+            return []
+        if event.fatal and stage is not None:
+            if skipping.pass_over(self._run, stage, event):
+                return []
+            return self._run.finish(True, f"stage {stage} cannot go on: peer {short_peer(peer)}: {event.reason}")
+        return losses.gone(self._run, [peer], event.reason)
 
     # What follows
 
@@ -277,6 +281,7 @@ class Membership:
             "barred": run.conduct.to_json(),
             "stop": None if run.stop is None else [run.stop.reason, run.stop.failed],
             "winding": run.winding,
+            "skipped": list(run.skipped),
             "dead": {str(stage): how for stage, how in run.dead.items()},
             "end": None if run.end is None else [run.end.step, run.end.failed, run.end.reason],
         }
@@ -295,6 +300,7 @@ class Membership:
         found = cls(replace(terms, resume=True), int(stored["next_view"]), int(stored["next_epoch"]), newest, done)
         run = found._run
         run.conduct = Conduct.from_json(stored["barred"])
+        run.skipped = tuple(map(int, stored.get("skipped", ())))
         if stored["view"] is None or stored["end"] is not None:
             return found
         run.roster.view, run.phase = View.from_json(stored["view"]), Phase.RUNNING

@@ -39,6 +39,7 @@ class Terms:
         checkpoint_every: steps between checkpoints; before the first, step 0 is the newest state there can be.
         end_when_starved: nobody new will come, so a stage that lost its last peer ends the run unless another takes
             its place at once.
+        skip_nonfinite: steps with numbers that are not finite that may be passed over.
     """
 
     costs: tuple[StageCost, ...]
@@ -47,6 +48,7 @@ class Terms:
     resume: bool = False
     checkpoint_every: int = 50
     end_when_starved: bool = False
+    skip_nonfinite: int = 0
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class RunState:
         stop_issued: the view that stops it is out, or needs no other.
         winding: why the run goes to a common step at which it will pause; "": it does not.
         paused_at: it is there.
+        skipped: the steps that all pass over.
         dead: `dead[stage]` is how the stage lost its last peer.
         waiting: the stages that need a peer or a state, and what is waited for, in words.
         unsettled: since when more peers may still come with newer states.
@@ -88,6 +91,7 @@ class RunState:
     stop_issued: bool = False
     winding: str = ""
     paused_at: bool = False
+    skipped: tuple[int, ...] = ()
     dead: dict[int, str] = field(default_factory=dict)
     waiting: tuple[tuple[int, ...], str] = ((), "")
     unsettled: float = 0.0

@@ -8,6 +8,8 @@ are what moves (`protocol.route`).
 
 `last_step` is where all stop: the run's end, or an earlier step when the coordinator winds the run down, so that every
 stage stops after the same step. `epoch` counts how often the run went back to an earlier step, `restored` is that step.
+`skipped` are steps whose numbers were not finite: every stage passes over them, without microbatches and without an
+update. A step is added to them with a new epoch only, so all views of an epoch agree on them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from protocol.errors import RemoteError
 
+MOST_SKIPPED = 1000
 MOST_SHARE = 1e9  # sums and products of shares must stay finite
 _NUMBERS = ("number", "first_step", "last_step", "epoch", "restored")
 
@@ -57,6 +60,7 @@ class View:
     epoch: int = 0
     restored: int = 0
     holders: tuple[tuple[str, ...], ...] = ()
+    skipped: tuple[int, ...] = ()
 
     def stage_of(self, peer: str) -> int | None:
         """The stage at which `peer` is, alive; or None."""
@@ -111,6 +115,7 @@ class View:
             "epoch": self.epoch,
             "restored": self.restored,
             "holders": [list(peers) for peers in self.holders],
+            "skipped": list(self.skipped),
             "stages": [
                 [[r.peer, list(r.addresses), r.weight, r.before, r.start, r.lost] for r in replicas]
                 for replicas in self.stages
@@ -128,12 +133,15 @@ class View:
             stages = tuple(tuple(_replica(entry) for entry in replicas) for replicas in value["stages"])
             number, first, last, epoch, restored = (int(value[name]) for name in _NUMBERS)
             holders = tuple(tuple(map(str, peers)) for peers in value["holders"])
-            view = cls(number, first, last, stages, epoch, restored, holders)
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            skipped = tuple(int(step) for step in value.get("skipped", ()))
+            view = cls(number, first, last, stages, epoch, restored, holders, skipped=skipped)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
         alive = all(any(r.alive for r in replicas) for replicas in stages)
         if view.number < 1 or view.first_step < 1 or view.restored < 0 or not stages or not alive:
             raise RemoteError(f"expected a view from number 1 with a replica for each stage, got {str(value)[:80]!r}")
+        if len(skipped) > MOST_SKIPPED or any(step < 1 for step in skipped):
+            raise RemoteError(f"expected at most {MOST_SKIPPED} steps to pass over, got {str(skipped)[:80]}")
         shares = [share for replicas in stages for r in replicas for share in (r.weight, r.before)]
         if not all(0 <= share <= MOST_SHARE for share in shares):
             raise RemoteError(f"expected replicas of a weight in 0..{MOST_SHARE:.0f}, got {str(value)[:80]!r}")

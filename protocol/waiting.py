@@ -135,7 +135,8 @@ def _restored(run: RunState, found: Assignment) -> View:
             tuple(Replica(p, run.members[p].addresses, weights[p], weights[p], start=found.step) for p in peers)
         )
     first, last = found.step + 1, run.terms.last_step
-    return View(run.next_view, first, last, tuple(stages), run.next_epoch, found.step, found.holders)
+    epoch, skipped = run.next_epoch, run.skipped
+    return View(run.next_view, first, last, tuple(stages), epoch, found.step, found.holders, skipped=skipped)
 
 
 def _why(run: RunState, found: Assignment) -> str:

@@ -248,6 +248,7 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
             lambda step: bar.update(task, completed=step),
             _threads(config.pipeline.stages),
             basis_DK,
+            report["skipped_steps"],
         )
     report["verify"] = {
         "max_loss_diff": difference.loss,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulated_swarm.toy_model import ToyRun
 
@@ -91,7 +91,7 @@ class Scenario:
         replicas = tuple(rng.choice([1, 2, 2, 3]) for _ in range(stages))
         steps = rng.randint(8, 24)
         calm = rng.random() < 0.3
-        return cls(
+        drawn = cls(
             seed=seed,
             run=run,
             replicas=replicas,
@@ -115,11 +115,20 @@ class Scenario:
             gpipe=rng.random() < 0.2,
             measured=rng.random() < 0.5,
         )
+        return replace(drawn, run=replace(run, not_finite=_not_finite(rng, stages, steps)))
 
     @property
     def command(self) -> str:
         """What replays it."""
         return f"python scripts/simulate --seed {self.seed} --trace"
+
+
+def _not_finite(rng: random.Random, stages: int, steps: int) -> tuple[tuple[int, int], ...]:
+    """(step, stage): now and then one step, or some in a row."""
+    if rng.random() < 0.8:
+        return ()
+    first = rng.randint(1, steps)
+    return tuple((step, rng.randrange(stages)) for step in range(first, min(steps, first + rng.randrange(4)) + 1))
 
 
 def _faults(rng: random.Random, steps: int, replicas: tuple[int, ...]) -> tuple[PlannedFault, ...]:
