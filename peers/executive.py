@@ -15,6 +15,7 @@ from peers.coordinator_messages import Reported, end_message, seen_message, view
 from peers.floor_meter import Premises
 from peers.journal import Journal
 from peers.last_net import LastNet
+from peers.manifest_chain import ManifestChain
 from peers.reminder import Reminder
 from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
@@ -90,6 +91,7 @@ class Executive:
         self.record = RunRecord(folder, manifest, premises)
         self.journal = Journal(folder, observer.note)
         self.net = LastNet(self.journal, self.decide, self._catch_up)
+        self.manifests = ManifestChain(folder, manifest, key, self.journal)
         self.budget = RunBudget()
         self._transport, self._key, self._folder, self._observer = transport, key, folder, observer
         self._needed, self._clock = needed, clock
@@ -177,6 +179,7 @@ class Executive:
             return
         view, reason = self._unstored.view, self._unstored.reason
         try:
+            self.manifests.follow(view)
             self._folder.remember(self._state())
         except (OSError, UserError) as error:
             if self._storing:  # said once

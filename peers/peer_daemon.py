@@ -90,7 +90,7 @@ class PeerDaemon:
         parts = ComputeParts(
             config=config,
             data=data,
-            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep, options.fault),
+            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep, options.fault, manifest.lineage),
             device=options.device,
             basis_DK=options.basis_DK,
             gradients=options.gradients,
@@ -175,7 +175,8 @@ class PeerDaemon:
             self._say(f"joined run {self._manifest.run_id}; waiting for a stage")
 
     async def _ask_to_join(self) -> None:
-        self._line.ask_to_join(await self._transport.addresses(), self._files.held(), *self._ability)
+        addresses, config = await self._transport.addresses(), self._manifest.config.hash()
+        self._line.ask_to_join(addresses, self._files.held(), *self._ability, config)
 
     # Events
 

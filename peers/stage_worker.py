@@ -23,12 +23,12 @@ from peers.link_rates import LinkRates
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_credits import StageCredits
 from peers.stage_files import StageFiles
+from peers.stage_rules import rules_of
 from peers.step_costs import StepMeter
 from peers.step_reports import StepReport, WireTotals
 from peers.trace import NO_TRACE, Tracer
 from peers.transport import Transport
-from protocol.basis_microbatch import is_moving_step, microbatches
-from protocol.blob import BlobKey, BlobKind
+from protocol.blob import BlobKey
 from protocol.config import RunConfig
 from protocol.effects import (
     Accuse,
@@ -58,13 +58,10 @@ from protocol.events import Computed, Event, Spoiled, StateFound
 from protocol.frame import Coded, Frame, Header
 from protocol.membership_events import short_peer
 from protocol.messages import to_frame
-from protocol.model.stage_sizes import stage_sizes
-from protocol.place import Rules
 from protocol.schedule import learning_rate
 from protocol.stage_machine import StageMachine
 from protocol.stall import StallTimer
 from protocol.view import Replica, View
-from protocol.work import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -102,24 +99,6 @@ class WorkerParts:
     def config(self) -> RunConfig:
         """The run's."""
         return self.compute_parts.config
-
-
-def rules_of(config: RunConfig) -> Rules:
-    """The run's rules for the step protocol."""
-
-    def blob_bytes(key: BlobKey) -> int:
-        sizes = stage_sizes(config, key.stage)
-        if key.kind is BlobKind.STATE:
-            return sizes.state_bytes
-        return sizes.moving_part_bytes if is_moving_step(config, key.step) else sizes.part_bytes
-
-    return Rules(
-        microbatches=lambda step: microbatches(config, step),
-        window=config.pipeline.window,
-        blob_bytes=blob_bytes,
-        copies=lambda step: config.checkpoint.copies if step % config.checkpoint.every == 0 else 0,
-        schedule=Schedule(config.pipeline.schedule),
-    )
 
 
 class StageWorker:

@@ -75,11 +75,12 @@ class Tenure:
             return Change()
         me, served = self._parts.transport.peer_id, self.worker is not None
         stage, back = view.stage_of(me), view.goes_back(self.view, me)
-        self.view, self._record = view, record
+        former, self.view, self._record = self.view, view, record
         self._neighbours.changed(view, stage)
         await self._let_go(view)
         if back:  # only now: what the former worker was about may have been a checkpoint
             await self._parts.files.forget_after(view.restored)
+        await self._parts.files.follow(view, former)
         if stage is not None:
             await self._serve(view, stage)
         return Change(stage is None and served, view.restored if back else None)

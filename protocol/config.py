@@ -176,11 +176,11 @@ class RunConfig(Section):
         """Whether the basis moves; in a run of one stage nothing crosses, and there is nothing to gather."""
         return self.boundary.basis == "moving" and self.pipeline.stages > 1
 
-    def on_one_machine(self) -> RunConfig:
-        """The same for peers that share a disk: a copy beside the original saves nobody, so none is the default."""
+    def with_copies(self, copies: int) -> RunConfig:
+        """The same with so many copies of each checkpoint, unless their number was given."""
         if "copies" in self.checkpoint.model_fields_set:
             return self
-        return self.model_copy(update={"checkpoint": self.checkpoint.model_copy(update={"copies": 0})})
+        return self.model_copy(update={"checkpoint": self.checkpoint.model_copy(update={"copies": copies})})
 
     def hash(self) -> str:
         """SHA-256 of the configuration in canonical JSON, hexadecimal."""

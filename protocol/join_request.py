@@ -24,8 +24,12 @@ def join_message(
     session: str,
     speed: float = 0.0,
     memory: int = 0,
+    config: str = "",
 ) -> dict[str, Any]:
-    """The control message. `speed` in GFLOP/s and `memory` in bytes are 0 where unknown."""
+    """The control message. `speed` in GFLOP/s and `memory` in bytes are 0 where unknown.
+
+    `config` is the hash of the configuration by which the peer goes.
+    """
     held = {str(stage): list(steps)[-MOST_STEPS:] for stage, steps in checkpoints.items()}
     return {
         "type": "join",
@@ -34,7 +38,13 @@ def join_message(
         "session": session,
         "speed": speed,
         "memory": memory,
+        "config": config,
     }
+
+
+def goes_by(message: Mapping[str, Any], config: str) -> bool:
+    """Whether who asks to join goes by the configuration with the hash `config`, as far as it says so."""
+    return message.get("config", "") in ("", config)
 
 
 def _fitting(addresses: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ same step. So a file says by which configuration it was written, and which steps
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 def same_history(skipped: Collection[int], now: Collection[int], step: int) -> bool:
@@ -28,6 +28,13 @@ class Lineage:
 
     configs: tuple[tuple[int, str], ...]
     skipped: tuple[int, ...] = ()
+
+    def begun(self, first_step: int) -> Lineage:
+        """The same, now that all begin with `first_step`: the newest configuration holds from there at the latest."""
+        since, config = self.configs[-1]
+        if 0 < since <= first_step:
+            return self
+        return replace(self, configs=(*self.configs[:-1], (first_step, config)))
 
     def labels(self, step: int) -> dict[str, str]:
         """What a file of the state after `step` says of its history, as it is written now."""

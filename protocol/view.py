@@ -133,9 +133,9 @@ class View:
             stages = tuple(tuple(_replica(entry) for entry in replicas) for replicas in value["stages"])
             number, first, last, epoch, restored = (int(value[name]) for name in _NUMBERS)
             holders = tuple(tuple(map(str, peers)) for peers in value["holders"])
-            skipped = tuple(int(step) for step in value.get("skipped", ()))
+            skipped = tuple(int(step) for step in value["skipped"])
             view = cls(number, first, last, stages, epoch, restored, holders, skipped=skipped)
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
         alive = all(any(r.alive for r in replicas) for replicas in stages)
         if view.number < 1 or view.first_step < 1 or view.restored < 0 or not stages or not alive:
