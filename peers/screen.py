@@ -143,6 +143,7 @@ def _columns(width: int) -> list[ProgressColumn]:
         return [*steps, TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}"), *left]
     return [*steps, BarColumn(bar_width=20), TextColumn("{task.fields[numbers]}"), *left]
 
+
 def in_all_line(wire: Mapping[str, Any]) -> str:
     """What everything together was, for people: what crossed the boundaries may be the smaller part."""
     sent, dense, ratio = wire["all_bytes"], wire["dense_bf16_bytes"], wire["ratio_of_all_to_dense_bf16"]

@@ -24,10 +24,10 @@ from protocol.model.moving_basis import MovingBasis
 from protocol.muon import Muon
 from protocol.schedule import peak_fraction
 
-# What to do about numbers that are not finite: see `peers.run_changes`.
+# What to do about numbers that are not finite: `protocol.run_changes`, `protocol.skipping`.
 REMEDY = (
-    "lower train.learning_rate and go on from the last checkpoint with --resume DIR and the changed RUN.toml, or let "
-    "train.skip_nonfinite steps be passed over"
+    "lower train.learning_rate, or let train.skip_nonfinite steps be passed over, and resume the run from the last "
+    "checkpoint with the RUN.toml that says so"
 )
 
 

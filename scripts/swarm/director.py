@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.cli.common import say
+from peers.cli.output import say
 from peers.reminder import Reminder
 from protocol.errors import RunFailed
 from swarm.processes import COORDINATOR, POLL_SECONDS, Swarm, last_line

@@ -214,7 +214,7 @@ def test_a_run_that_may_pass_over_no_more_steps_ends(
     run = small_run(train={"skip_nonfinite": 1})
     spoil(monkeypatch, (5, 6), 1)
     end, _, _ = asyncio.run(Swarm(run, tmp_path, MemoryNetwork(1), 12).train())
-    assert end.failed and "in step 6" in end.reason and "--resume DIR" in end.reason
+    assert end.failed and "in step 6" in end.reason and "resume the run from the last" in end.reason
 
 
 def test_a_diverged_run_goes_on_with_another_rate(
@@ -224,7 +224,7 @@ def test_a_diverged_run_goes_on_with_another_rate(
     spoil(monkeypatch, (6,), 1)
     run, slower = small_run(), small_run(train={"learning_rate": 1e-3})
     end, _, _ = asyncio.run(Swarm(run, tmp_path, MemoryNetwork(1), 12).train())
-    assert end.failed and "lower train.learning_rate and go on from the last checkpoint" in end.reason
+    assert end.failed and "resume the run from the last checkpoint" in end.reason
     mend(monkeypatch)
     end, _, _ = asyncio.run(Changed(slower, tmp_path, MemoryNetwork(2), 12, resume=True).train())
     assert (end.step, end.failed) == (12, False)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from peers.cli.common import console
 from peers.cli.coordinator import _way_on, start
 from peers.cli.coordinator_network import Opened, StartOptions, _dialable, _where, listened
 from peers.cli.launch import LaunchOptions, _check, _coordinator_arguments, launch
+from peers.cli.output import console
 from peers.run_folder import RunFolder
 from protocol.config import RunConfig, parse_config
 from protocol.errors import UserError
