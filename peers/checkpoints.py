@@ -158,6 +158,13 @@ class Checkpoints:
             )
         return state
 
+    def set_aside(self, stage: int, step: int) -> None:
+        """It is whole, and not what the run had: `held` leaves it out from now on."""
+        path = self._path(stage, step)
+        look = self._look(path)
+        if look is not None:
+            self._set_aside(path, look[0])
+
     def size(self, stage: int, step: int) -> int:
         """The bytes of the checkpoint of `stage` after `step`, which `held` names."""
         return self._path(stage, step).stat().st_size

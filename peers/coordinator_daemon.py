@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from peers.background import Background, next_event
-from peers.coordinator_messages import parse_event, parse_goodbye, parse_rate, parse_reports
+from peers.coordinator_messages import LONGEST_REPORTS, parse_event, parse_goodbye, parse_rate, parse_reports
 from peers.executive import Executive, Observer
 from peers.floor_meter import Premises
+from peers.refusal_log import RefusalLog
 from peers.run_folder import Memory, RunFolder
 from peers.run_publisher import RunPublisher
 from peers.step_costs import PeerFigures
@@ -35,7 +36,7 @@ from protocol.frame import Frame, Kind, parse_control
 from protocol.join_request import goes_by, parse_join
 from protocol.manifest import Manifest
 from protocol.membership import Terms
-from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick, short_peer
+from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick
 from protocol.signing import SigningKey
 from protocol.stage_cost import stage_costs
 from protocol.view import Replica
@@ -92,6 +93,11 @@ class CoordinatorDaemon:
         self._executive = Executive(
             transport, manifest, key, folder, observer, membership, self._needed, clock, premises
         )
+        transport.limit(Kind.CONTROL, LONGEST_REPORTS)
+        if resume:  # they may still be at work, and what they report now is not a stranger's
+            view = last_view(self._memory)
+            transport.trust((), control_only=() if view is None else view.everybody())
+        self._refusals = RefusalLog(logger, clock)
         self._publisher = RunPublisher(transport, lambda: self._executive.manifests.newest, key, clock)
         self._background = Background()
         self._heard: set[str] = set()
@@ -179,11 +185,13 @@ class CoordinatorDaemon:
             case FrameReceived(peer, frame) if frame.header.kind is Kind.CONTROL:
                 self._on_control(peer, frame)
             case FrameReceived(peer, _):
-                logger.warning("ignored a tensor from %s: the coordinator takes none", short_peer(peer))
+                self._refusals.note(peer, "ignored a tensor: the coordinator takes none")
             case FrameRefused(peer, reason):
-                logger.warning("refused what %s sent: %s", short_peer(peer), reason)
+                self._refusals.note(peer, f"refused what it sent: {reason}")
+                if peer not in self._executive.membership.members:  # it may take itself for one, and report as such
+                    self._executive.answer_stranger(peer)
             case LinkLost(peer, reason):
-                logger.info("the link to %s broke: %s", short_peer(peer), reason)
+                self._refusals.note(peer, f"the link to it broke: {reason}", logging.INFO)
                 self._executive.decide(LinkBroken(peer))
             case LinkRestored(peer):
                 self._executive.decide(Heard(peer))
@@ -194,7 +202,7 @@ class CoordinatorDaemon:
         try:
             self._on_message(peer, parse_control(frame.payload))
         except BadFrame as error:
-            logger.warning("ignored a message from %s: %s", short_peer(peer), error)
+            self._refusals.note(peer, f"ignored its message: {error}")
         except Exception as error:  # the last net: whatever a peer says, it costs the peer and not the run
             self._executive.net.caught(error, peer)
 
@@ -245,6 +253,7 @@ class CoordinatorDaemon:
                 self._executive.tick()
             except Exception as error:  # what a member said before may be at the bottom of it
                 self._executive.net.caught(error)
+            self._refusals.tick()
 
     def _progress(self) -> dict[str, Any]:
         view = self._executive.view

@@ -24,9 +24,11 @@ from protocol.peer_report import (
     is_text,
     parse_report,
 )
+from protocol.plain_text import plain
 from protocol.view import View
 
 MOST_REPORTS = 2_000
+LONGEST_REPORTS = 1 << 18  # bytes of the longest message of a member: a hundred steps, and its checkpoints
 MOST_HASHES = 256
 LONGEST_REASON = 500
 
@@ -103,7 +105,7 @@ def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
             accused = message.get("peer")
             if not isinstance(accused, str) or not is_text(accused, LONGEST_PEER):
                 raise BadFrame("expected the peer that is accused")
-            return Accused(peer, accused, _reason(message))
+            return Accused(peer, accused, _reason(message), message.get("state") is True)
         case "lost_track":
             view = message.get("view")
             if not is_count(view, LARGEST_STEP):
@@ -130,9 +132,8 @@ def _differs(peer: str, message: Mapping[str, Any]) -> Differs:
 
 
 def _reason(message: Mapping[str, Any]) -> str:
-    """What a peer says, for people: one bounded line, and nothing that a terminal would obey."""
-    text = " ".join(str(message.get("reason", "it gave no reason")).split())[:LONGEST_REASON]
-    return "".join(character if character.isprintable() else "?" for character in text)
+    """What a peer says, for people."""
+    return plain(message.get("reason", "it gave no reason"), LONGEST_REASON)
 
 
 def failed_message(error: Exception, epoch: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from peers.floor_meter import Premises
 from peers.journal import Journal
 from peers.last_net import LastNet
 from peers.manifest_chain import ManifestChain
+from peers.quota import Quota
 from peers.reminder import Reminder
 from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 REMEMBER_SECONDS = 10.0
 MOST_RELEASED = 1000
+ANSWERS = (10.0, 128, 8)  # seconds; in them to all who are no members, and to one of them
+TURNED_AWAY = (60.0, 32)  # the same, of notes on who was turned away
 SETTLE_SECONDS = 10.0  # without a new row, after which the end waits for no more reports
 
 
@@ -99,6 +102,7 @@ class Executive:
         self._released: set[str] = set()
         self._unstored: Issue | None = None
         self._storing = True
+        self._answers, self._turned_away = Quota(*ANSWERS, clock=clock), Quota(*TURNED_AWAY, clock=clock)
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
         self._waits = Reminder(clock())
@@ -106,6 +110,7 @@ class Executive:
     def take_over(self, membership: Membership, view: View, there: set[str]) -> None:
         """Go on with the run that `view` left, of whose peers those in `there` answer."""
         self.membership, self.view = membership, view
+        self._transport.trust((), control_only=membership.members.keys())
         self.record.take_over(view.epoch, view.restored)
         self.sessions = {peer: member.session for peer, member in membership.members.items()}
         self._serve(view)
@@ -121,6 +126,8 @@ class Executive:
         effects = self.membership.handle(event, self._clock())
         for effect in effects:
             self._perform(effect)
+        if self.membership.members.keys() != before:
+            self._transport.trust((), control_only=self.membership.members.keys())
         told = {effect.peer for effect in effects if isinstance(effect, Release | TurnAway)}
         for peer in before - self.membership.members.keys() - told:
             self._transport.forget(peer)  # or a link to each peer that ever died would be tried for ever
@@ -143,7 +150,8 @@ class Executive:
                 self.tell_stranger(peer, end_message(self._closing))
             case TurnAway(peer, reason):
                 self.record.disown(peer)
-                self.journal.note("turned_away", f"turned peer {short_peer(peer)} away: {reason}", peer=peer)
+                if self._turned_away.may(peer):  # whoever is turned away may ask again at once
+                    self.journal.note("turned_away", f"turned peer {short_peer(peer)} away: {reason}", peer=peer)
                 self.tell_stranger(peer, {"type": "turned_away", "reason": reason})
             case Issue():
                 self._unstored = effect
@@ -310,7 +318,9 @@ class Executive:
         self.tell_stranger(peer, self.last_word() or released or {"type": "unknown"})
 
     def tell_stranger(self, peer: str, message: dict[str, Any]) -> None:
-        """Send it to one that is no member, and forget it."""
+        """Send it to one that is no member, and forget it. Not each time: whoever was not answered asks again."""
+        if not self._answers.may(peer):
+            return
         self.tell(peer, message)
         self._transport.forget(peer)
 

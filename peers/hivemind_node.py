@@ -1,6 +1,6 @@
 """What the real transport runs on: the identity, the p2pd child process and the DHT node.
 
-This module and `peers.hivemind_transport`, its only user, are the only ones that import hivemind.
+Only the modules `peers.hivemind_*` import hivemind.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
 from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import DHTProtocol, ValidationError
-from hivemind.dht.routing import DHTID
+from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
@@ -26,16 +24,11 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import MAX_DHT_TIME_DISCREPANCY_SECONDS, get_dht_time
 
 from peers.addresses import bare, check_announced, check_listen, peer_of, usable
-from peers.transport import RecordGuard
+from peers.hivemind_records import MAX_REQUEST_BYTES, NodeGate, RecordCheck
 from protocol.errors import NetworkError, UserError
-from protocol.frame import MAX_CONTROL_BYTES
-
-logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 10.0
 SHUTDOWN_SECONDS = 3.0
-MAX_RECORD_BYTES = MAX_CONTROL_BYTES
-MAX_RECORD_SECONDS = 24 * 3600.0
 # How asking p2pd for something fails: its own errors, its end of the control socket closed, or nothing in time.
 NO_ANSWER = (P2PDaemonError, OSError, EOFError, asyncio.TimeoutError)
 
@@ -43,6 +36,7 @@ NO_ANSWER = (P2PDaemonError, OSError, EOFError, asyncio.TimeoutError)
 _QUIET_NETWORK = {"nat_port_map": False, "auto_nat": False, "use_relay": False}
 # Ctrl-C in a terminal reaches every process of its session. p2pd would end at once, before we could say goodbye.
 _OWN_SESSION = (sys.executable, "-ISc", "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])")
+_MESSAGE_BYTES = MAX_REQUEST_BYTES + (1 << 12)  # between p2pd and here; p2pd refuses a longer one of others
 _TWIN_TRIES = 4
 _TWIN_WAIT_SECONDS = 0.2
 _YIELD_TRIES = 6
@@ -140,7 +134,7 @@ async def start_p2pd(**options: Any) -> P2P:
             return [*_OWN_SESSION, *P2P._make_process_args(*args, **kwargs)]
 
     try:
-        return await Recorded.create(**_QUIET_NETWORK, **options)
+        return await Recorded.create(**_QUIET_NETWORK, persistent_conn_max_msg_size=_MESSAGE_BYTES, **options)
     except BaseException as error:
         for half_made in made:
             await end_p2pd(half_made)
@@ -229,49 +223,27 @@ async def yield_to(p2p: P2P, peer: PeerID) -> None:
         await asyncio.sleep(_YIELD_SECONDS)
 
 
-async def start_node(p2p: P2P, met: Met, no_listen: bool, guard: RecordGuard | None) -> DHTNode:
+async def start_node(p2p: P2P, met: Met, no_listen: bool, check: RecordCheck) -> DHTNode:
     """A DHT node that knows `met`. Its caches are off: a stale record is worse than a round trip."""
     try:
-        return await DHTNode.create(
+        node = await DHTNode.create(
             p2p=p2p,
             initial_peers=[address for _, address in met],
             client_mode=no_listen,
-            record_validator=_RecordCheck(guard),
+            record_validator=check,
             cache_locally=False,
             cache_on_store=False,
             cache_nearest=0,
             reuse_get_requests=False,
         )
+        NodeGate(node, check).stand_before(p2p)
+        return node
     except (RuntimeError, ValidationError) as error:
         await _explain_clocks(p2p, met)
         raise NetworkError(
             f"the peer at {met[0][1]} answered but does not take this peer into the DHT: "
             f"check that it runs isthmus ({one_line(error)})"
         ) from error
-
-
-class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]
-    """What this node stores and returns: our own layout, under its own key, not for too long, and genuine."""
-
-    def __init__(self, guard: RecordGuard | None) -> None:
-        self._guard = guard
-
-    def validate(self, record: DHTRecord) -> bool:
-        """Called for every record that another node sends, and for our own before we store them here."""
-        try:
-            key, value = DHTProtocol.serializer.loads(record.value)
-            return (
-                record.subkey == DHTProtocol.IS_REGULAR_VALUE
-                and isinstance(key, str)
-                and isinstance(value, bytes)
-                and len(value) <= MAX_RECORD_BYTES
-                and record.key == DHTID.generate(key).to_bytes()
-                and record.expiration_time <= get_dht_time() + MAX_RECORD_SECONDS + MAX_DHT_TIME_DISCREPANCY_SECONDS
-                and (self._guard is None or self._guard(key, value, record.expiration_time))
-            )
-        except Exception:  # a stranger's bytes: whatever they break, the record is bad
-            logger.debug("refused a malformed record", exc_info=True)
-            return False
 
 
 async def _explain_clocks(p2p: P2P, met: Met) -> None:

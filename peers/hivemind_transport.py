@@ -1,7 +1,7 @@
 """The real transport: libp2p streams and a Kademlia DHT, by hivemind.
 
-This module and `peers.hivemind_node`, which starts and ends what it runs on, are the only ones that import hivemind.
-Importing either loads torch and hivemind (some 4 s), so others import this one inside a function.
+Only this module, `peers.hivemind_node`, which starts and ends what it runs on, and `peers.hivemind_records` import
+hivemind. Importing one of them loads torch and hivemind (some 4 s), so others import this one inside a function.
 
 Each peer opens its own streams to a destination and writes frames on them; on streams opened by others it reads frames
 and acknowledges. So a link is one direction, and its two ends never disagree on who reconnects.
@@ -13,8 +13,8 @@ node checks it against the hash. A valid record thus cannot be replayed under an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +25,9 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from peers.addresses import bare, for_others, usable
+from peers.fair_inbox import FairInbox
 from peers.hivemind_node import (
     ANSWER_SECONDS,
-    MAX_RECORD_BYTES,
-    MAX_RECORD_SECONDS,
     NO_ANSWER,
     SHUTDOWN_SECONDS,
     checked_id,
@@ -46,18 +45,18 @@ from peers.hivemind_node import (
     within,
     yield_to,
 )
+from peers.hivemind_records import MAX_RECORD_BYTES, MAX_RECORD_SECONDS, RecordCheck
 from peers.limits import Limits, check_outgoing
 from peers.link import CannotOpen, Stream
-from peers.links import Incoming, Links
+from peers.links import Links
+from peers.reception import Reception
 from peers.trace import NO_TRACE, Tracer
-from peers.transport import FrameReceived, FrameRefused, RecordGuard, TrafficCounters, TransportEvent, TransportLost
-from protocol.errors import BadFrame, NetworkError
+from peers.transport import RecordGuard, TrafficCounters, TransportEvent, TransportLost
+from protocol.errors import NetworkError
 from protocol.frame import Frame, Kind
 from protocol.link_measure import LinkMeasure
 
 PROTOCOL = "isthmus/2"
-INBOX_EVENTS = 1024
-MAX_STREAMS_FROM_PEER = 32  # room for the streams of links that broke unnoticed
 # A fresh stream lets 256 KiB be under way. Eight fill 80 Mbit/s at a round trip of 200 ms before any window has grown.
 STREAMS = 8
 _LAST_WORD_SECONDS = 0.2
@@ -75,14 +74,12 @@ class HivemindTransport:
         self._guard = record_guard
         self._p2p: P2P | None = None
         self._node: DHTNode | None = None
-        self._limits = Limits()
-        self._inbox: asyncio.Queue[TransportEvent] = asyncio.Queue(INBOX_EVENTS)
-        self._links = Links(self._open_streams, self._inbox.put, self.counters.sent, tracer)
-        self._incoming = Incoming(self._limits, self.counters)
+        self._limits, self._inbox = Limits(), FairInbox()
+        self._links = Links(self._open_streams, self._inbox.tell, self.counters.sent, tracer)
+        self._reception = Reception(self._limits, self.counters, self._inbox, self._seen, self._disconnect)
         self._addresses: dict[str, list[Multiaddr]] = {}
         self._p2pd_end: asyncio.Task[str] | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._readers: dict[asyncio.Task[Any], str] = {}
+        self._beside: list[asyncio.Task[None]] = []
         self._closed = False
 
     @classmethod
@@ -95,6 +92,7 @@ class HivemindTransport:
         initial_peers: Sequence[str] = (),
         no_listen: bool = False,
         record_guard: RecordGuard | None = None,
+        record_sizes: Mapping[str, int] | None = None,
         streams: int = STREAMS,
         tracer: Tracer = NO_TRACE,
     ) -> HivemindTransport:
@@ -105,6 +103,7 @@ class HivemindTransport:
             announce: the addresses that others should use, if p2pd cannot know them (a forwarded port).
             no_listen: accept no connections; others call back over the ones this peer opens.
             record_guard: DHT records that it refuses are neither stored nor returned by this node.
+            record_sizes: the only keys of records, and the most bytes of each; None: any.
             streams: how many streams carry one link.
             tracer: gets a span for each tensor frame that is sent.
 
@@ -115,27 +114,29 @@ class HivemindTransport:
         quieten()
         met = [(parsed_id(checked_id(address)), address) for address in initial_peers]
         self = cls(streams, record_guard, tracer)
+        check = RecordCheck(record_guard, record_sizes)
         try:
             self._p2p = await start_own_p2pd(identity, met, listen, announce, no_listen)
-            await self._start(met, no_listen)
+            await self._start(met, no_listen, check)
         except BaseException:
             await self.close()
             raise
         return self
 
-    async def _start(self, met: list[tuple[PeerID, str]], no_listen: bool) -> None:
+    async def _start(self, met: list[tuple[PeerID, str]], no_listen: bool, check: RecordCheck) -> None:
         assert self._p2p is not None
         self.peer_id = self._p2p.peer_id.to_base58()
         self._p2pd_end = asyncio.create_task(end_of(self._p2p))
         await self._p2p.add_binary_stream_handler(PROTOCOL, self._accept)
         answered = await meet(self._p2p, met) if met else []
-        self._node = await self._unless_lost(start_node(self._p2p, answered, no_listen, self._guard))
+        self._node = await self._unless_lost(start_node(self._p2p, answered, no_listen, check))
         if self._node is None:
             raise NetworkError(f"{self._p2pd_end.result()} while this peer started")
-        self._watch = asyncio.create_task(self._report_end(self._p2pd_end))
+        beside = (self._report_end(self._p2pd_end), self._reception.sweep())
+        self._beside = [asyncio.create_task(work) for work in beside]
 
     async def _report_end(self, p2pd_end: asyncio.Task[str]) -> None:
-        await self._inbox.put(TransportLost(await asyncio.shield(p2pd_end)))
+        await self._inbox.tell(TransportLost(await asyncio.shield(p2pd_end)))
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What `work` gives, or None as soon as p2pd has ended: hivemind would wait for its answer for ever."""
@@ -214,7 +215,7 @@ class HivemindTransport:
     async def _open_streams(self, peer: str) -> list[Stream]:
         with suppress(*NO_ANSWER):  # p2pd may be connected, or know another address
             await within(ANSWER_SECONDS, self._dial(peer))
-        opening = [asyncio.create_task(self._open_stream(peer)) for _ in range(self._streams)]
+        opening = [asyncio.create_task(self._open_stream(peer)) for _ in range(self._width(peer))]
         try:
             return await within(ANSWER_SECONDS, asyncio.gather(*opening))
         except BaseException as error:
@@ -226,6 +227,10 @@ class HivemindTransport:
             if isinstance(error, (*NO_ANSWER, ValueError)):  # ValueError: `peer` is no peer id
                 raise CannotOpen(f"no stream to the peer: {one_line(error)}") from error
             raise
+
+    def _width(self, peer: str) -> int:
+        """The streams of a link to `peer`: many, only where tensors go."""
+        return self._streams if self._reception.takes_tensors(peer) else 1
 
     async def _open_stream(self, peer: str) -> Stream:
         assert self._p2p is not None
@@ -242,31 +247,25 @@ class HivemindTransport:
         """Set the longest payload of incoming frames of `kind`."""
         self._limits.set(kind, payload_bytes)
 
+    def trust(self, peers: Collection[str], control_only: Collection[str] = (), patience: float = 0.0) -> None:
+        """Set who is a member; see `Transport.trust`."""
+        self._reception.trust(peers, control_only, patience)
+
     async def receive(self) -> TransportEvent:
         """The next event, from any peer."""
         return await self._inbox.get()
 
     async def _accept(self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read one incoming stream to its end. A full inbox stops the reading, and so the sender."""
-        task = asyncio.current_task()
-        assert task is not None
-        peer = info.peer_id.to_base58()
-        self._readers[task] = peer
+        await self._reception.accept(info.peer_id.to_base58(), reader, writer)
+
+    def _seen(self, peer: str) -> None:
         if (link := self._links.get(peer)) is not None:
             link.hurry()
-        try:
-            if list(self._readers.values()).count(peer) > MAX_STREAMS_FROM_PEER:
-                raise BadFrame(f"expected at most {MAX_STREAMS_FROM_PEER} streams from one peer, got one more")
-            async with aclosing(self._incoming.frames(peer, reader, writer)) as frames:
-                async for frame in frames:
-                    await self._inbox.put(FrameReceived(peer, frame))
-        except BadFrame as error:
-            await self._inbox.put(FrameRefused(peer, str(error)))
-        except asyncio.CancelledError:
-            pass  # only `close` cancels it, and nobody awaits the task that the stream server made
-        finally:
-            writer.close()
-            self._readers.pop(task, None)
+
+    async def _disconnect(self, peer: str) -> None:
+        if self._p2p is not None:
+            with suppress(*NO_ANSWER):
+                await within(ANSWER_SECONDS, self._p2p._client.disconnect(parsed_id(peer)))
 
     async def store(self, key: str, value: bytes, seconds: float) -> bool:
         """Put a record into the DHT. False if the guard refuses it, or a node holds one that expires later: that one is
@@ -309,14 +308,12 @@ class HivemindTransport:
         if self._closed:
             return
         self._closed = True
-        if self._watch is not None:  # from now on p2pd may end
-            self._watch.cancel()
+        for task in self._beside:  # from now on p2pd may end
+            task.cancel()
         if await self._links.close():  # p2pd drops what it has not yet sent when it ends
             await asyncio.sleep(_LAST_WORD_SECONDS)
-        readers = list(self._readers)
-        for task in readers:
-            task.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await self._reception.close()
+        await asyncio.gather(*self._beside, return_exceptions=True)
         if self._node is not None and self._p2p is not None and self._p2p._child.returncode is None:
             with suppress(Exception):  # p2pd ends next, and with it whatever of the node did not
                 await within(SHUTDOWN_SECONDS, self._node.shutdown())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from protocol.errors import BadFrame
 from protocol.frame import MAX_CONTROL_BYTES, Frame, Header, Kind
 
 
@@ -17,18 +16,15 @@ class Limits:
         """Refuse frames of `kind` with a payload of more than `payload_bytes`."""
         self._largest[kind] = payload_bytes
 
-    def check(self, header: Header) -> None:
-        """Look at an incoming header before its payload is allocated.
-
-        Raises:
-            BadFrame: the payload would be too long.
-        """
+    def refusal(self, header: Header) -> str:
+        """Why a frame with this header may not come; "": it may. To be asked before its payload is allocated."""
         largest = self._largest[header.kind]
-        if header.length > largest:
-            raise BadFrame(
-                f"expected a {header.kind.name.lower()} frame of at most {largest} bytes, got {header.length}: "
-                "do both peers run the same manifest?"
-            )
+        if header.length <= largest:
+            return ""
+        return (
+            f"expected a {header.kind.name.lower()} frame of at most {largest} bytes, got {header.length}: "
+            "do both peers run the same manifest?"
+        )
 
 
 def check_outgoing(frame: Frame) -> None:

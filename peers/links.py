@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from peers.limits import Limits
 from peers.link import Emit, Link, Stream
-from peers.segments import ACKNOWLEDGEMENT, PREFIX_BYTES, PROBE, Joiner, Prefix
+from peers.segments import ACKNOWLEDGEMENT, PREFIX_BYTES, PROBE, Begun, Joiner, Prefix
+from peers.standing import Standing
 from peers.trace import NO_TRACE, Tracer
 from peers.transport import Traffic, TrafficCounters
 from protocol.errors import BadFrame
@@ -16,6 +18,8 @@ from protocol.frame import Frame, Kind
 from protocol.link_measure import LinkMeasure
 
 PARTING_SECONDS = 5.0
+SILENT_SECONDS = 10.0  # after which a stranger's stream ends; a living link is never silent for so long
+MOST_PARTING = 32
 MOST_LINKS_FROM_PEER = 4  # room for those that broke unnoticed
 MOST_UNREAD_BYTES = 1 << 16  # of acknowledgements that the peer does not read
 
@@ -62,16 +66,21 @@ class Links:
         if link is None:
             parted()
             return
+        lasting = [task for task in self._parting if not task.cancelling()]
+        if len(lasting) >= MOST_PARTING:  # one who is answered again and again has the older answers
+            lasting[0].cancel()
         task = asyncio.create_task(self._part(link, parted), name=f"parting with {peer}")
         self._parting[task] = link
         task.add_done_callback(self._parting.pop)
 
     async def _part(self, link: Link, parted: Callable[[], None]) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PARTING_SECONDS):
-                await link.drain()
-        await link.close()
-        parted()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PARTING_SECONDS):
+                    await link.drain()
+        finally:
+            await link.close()
+            parted()
 
     def __len__(self) -> int:
         """Frames in all queues."""
@@ -99,11 +108,15 @@ class Links:
 
 
 class Incoming:
-    """The frames that come in over the links of others. `counters`: of what comes, and of the acknowledgements."""
+    """The frames that come in over the links of others, as far as `standing` lets them.
 
-    def __init__(self, limits: Limits, counters: TrafficCounters) -> None:
-        self._limits, self._counters = limits, counters
-        self._joiners: dict[tuple[str, int], tuple[Joiner, list[int]]] = {}
+    `counters`: of what comes, and of the acknowledgements.
+    """
+
+    def __init__(self, limits: Limits, counters: TrafficCounters, standing: Standing) -> None:
+        self._limits, self._counters, self._standing = limits, counters, standing
+        self._begun = Begun()
+        self._joiners: dict[tuple[str, int], tuple[Joiner, list[asyncio.StreamWriter]]] = {}
 
     async def frames(
         self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -113,31 +126,56 @@ class Incoming:
         What is not asked for is not read and not acknowledged, so a slow consumer slows the sender down.
 
         Raises:
-            BadFrame: the peer sent what the limits or the layout forbid.
+            BadFrame: the peer sent what the limits or the layout forbid, or what only members may.
         """
         opened: dict[int, Joiner] = {}
         try:
-            while (segment := await self._segment(reader)) is not None:
+            while (segment := await self._segment(peer, reader)) is not None:
                 prefix, data = segment
                 self._counters.received[prefix.header.kind].count(int(prefix.offset == 0), PREFIX_BYTES, len(data))
                 if prefix.number != PROBE:
                     if prefix.link not in opened:
-                        opened[prefix.link] = self._enter(peer, prefix.link)
-                    frame = opened[prefix.link].add(prefix, data)
+                        opened[prefix.link] = self._enter(peer, prefix.link, writer)
+                    frame = opened[prefix.link].add(prefix, data, time.monotonic())
                     if frame is not None:
                         yield frame
                 self._acknowledge(writer)
         finally:
             for link in opened:
-                self._leave(peer, link)
+                self._leave(peer, link, writer)
 
-    async def _segment(self, reader: asyncio.StreamReader) -> tuple[Prefix, bytes] | None:
-        try:
-            prefix = Prefix.unpack(await reader.readexactly(PREFIX_BYTES))
-            self._limits.check(prefix.header)
-            return prefix, await reader.readexactly(prefix.data_bytes)
-        except (asyncio.IncompleteReadError, OSError):
+    def end_stale(self) -> None:
+        """End the links over which a frame has begun to come and does not go on. To be called now and then."""
+        now = time.monotonic()
+        for joiner, writers in list(self._joiners.values()):
+            if joiner.stale(now):
+                joiner.clear()
+                for writer in writers:
+                    writer.transport.abort()
+
+    async def _segment(self, peer: str, reader: asyncio.StreamReader) -> tuple[Prefix, bytes] | None:
+        raw = await self._read(peer, reader, PREFIX_BYTES)
+        if raw is None:
             return None
+        prefix = Prefix.unpack(raw)
+        if reason := await self._standing.settled(peer, prefix.header) or self._limits.refusal(prefix.header):
+            raise BadFrame(reason)
+        if delay := self._standing.delay(peer, prefix.header.kind, prefix.data_bytes):
+            await asyncio.sleep(delay)
+        data = await self._read(peer, reader, prefix.data_bytes)
+        return None if data is None else (prefix, data)
+
+    async def _read(self, peer: str, reader: asyncio.StreamReader, size: int) -> bytes | None:
+        """The next `size` bytes; None: the stream has ended, or a stranger is silent."""
+        while True:
+            try:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    return await reader.readexactly(size)
+            except TimeoutError:  # nothing is taken of what came so far
+                if not self._standing.is_member(peer):
+                    return None
+            except (asyncio.IncompleteReadError, OSError):
+                return None
 
     def _acknowledge(self, writer: asyncio.StreamWriter) -> None:
         if writer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
@@ -145,18 +183,19 @@ class Incoming:
         writer.write(ACKNOWLEDGEMENT)
         self._counters.sent[Kind.CONTROL].count(0, len(ACKNOWLEDGEMENT), 0)
 
-    def _enter(self, peer: str, link: int) -> Joiner:
+    def _enter(self, peer: str, link: int, writer: asyncio.StreamWriter) -> Joiner:
         key = (peer, link)
         if key not in self._joiners:
             if sum(other == peer for other, _ in self._joiners) >= MOST_LINKS_FROM_PEER:
                 raise BadFrame(f"expected at most {MOST_LINKS_FROM_PEER} links from one peer, got one more")
-            self._joiners[key] = Joiner(), [0]
-        joiner, streams = self._joiners[key]
-        streams[0] += 1
+            self._joiners[key] = Joiner(self._begun), []
+        joiner, writers = self._joiners[key]
+        writers.append(writer)
         return joiner
 
-    def _leave(self, peer: str, link: int) -> None:
-        streams = self._joiners[peer, link][1]
-        streams[0] -= 1
-        if not streams[0]:
+    def _leave(self, peer: str, link: int, writer: asyncio.StreamWriter) -> None:
+        joiner, writers = self._joiners[peer, link]
+        writers.remove(writer)
+        if not writers:
+            joiner.clear()
             del self._joiners[peer, link]

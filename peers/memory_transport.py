@@ -8,8 +8,8 @@ its link when the link is free (`bandwidth_bytes_per_second`), then travels for 
 reordered. Its payload is copied on arrival, not before: a sender that reuses a buffer too early corrupts its frame
 here as it would on a real socket.
 
-A peer may have a line of its own, `network.join("a", access=...)`, with a rate each way that all its links share: then
-a frame goes up the sender's line and down the receiver's, as in `peers.lab`, before the above happens to it.
+A peer may have a line of its own, `network.join("a", access=...)`, with a rate each way that all its links share: a
+frame then goes up the sender's line and down the receiver's, as in `peers.lab`, first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from peers.lab.access import Access
 from peers.lab.link_model import LinkModel
 from peers.limits import Limits, check_outgoing
-from peers.memory_wire import Wire
+from peers.memory_wire import Doorstep, Wire
 from peers.transport import (
     FrameReceived,
     FrameRefused,
@@ -34,7 +34,7 @@ from peers.transport import (
     TransportEvent,
     TransportLost,
 )
-from protocol.errors import BadFrame, NetworkError
+from protocol.errors import NetworkError
 from protocol.frame import HEADER_BYTES, Frame, Kind
 from protocol.link_measure import LinkMeasure
 
@@ -218,7 +218,7 @@ class MemoryTransport:
         self.counters = TrafficCounters()
         self._network = network
         self._guard = record_guard
-        self._limits = Limits()
+        self._limits, self._doorstep = Limits(), Doorstep()
         self._links: dict[str, bool] = {}  # peer -> whether LinkLost is its last report
         self._inbox: asyncio.Queue[TransportEvent] = asyncio.Queue()
         self._lost = False
@@ -252,6 +252,12 @@ class MemoryTransport:
     def limit(self, kind: Kind, payload_bytes: int) -> None:
         """Set the longest payload of incoming frames of `kind`."""
         self._limits.set(kind, payload_bytes)
+
+    def trust(self, peers: Collection[str], control_only: Collection[str] = (), patience: float = 0.0) -> None:
+        """Set who is a member; see `Transport.trust`. Nobody is slowed down here, nor given turns."""
+        self._doorstep.patience = patience
+        self._doorstep.standing.trust(frozenset(control_only).union(peers))
+        self._take()
 
     async def receive(self) -> TransportEvent:
         """The next event, from any peer."""
@@ -295,15 +301,18 @@ class MemoryTransport:
 
     def deliver(self, source: str, frame: Frame) -> None:
         """Called by the network when a frame arrives."""
-        try:
-            self._limits.check(frame.header)
-        except BadFrame as error:
-            self._inbox.put_nowait(FrameRefused(source, str(error)))
-            self._network.refused(source, self.peer_id)
-            return
         frame = replace(frame, payload=bytes(frame.payload))
-        self.counters.received[frame.header.kind].add(frame)
-        self._inbox.put_nowait(FrameReceived(source, frame))
+        self._doorstep.put(source, frame)
+        self._take()
+
+    def _take(self) -> None:
+        for source, frame, reason in self._doorstep.take():
+            if reason := reason or self._limits.refusal(frame.header):
+                self._inbox.put_nowait(FrameRefused(source, reason))
+                self._network.refused(source, self.peer_id)
+            else:
+                self.counters.received[frame.header.kind].add(frame)
+                self._inbox.put_nowait(FrameReceived(source, frame))
 
     def link_changed(self, event: LinkLost | LinkRestored) -> None:
         """Called by the network. Reports a change of a link that this peer uses, and only a change."""

@@ -18,6 +18,8 @@ from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
+NEWER_VIEW_SECONDS = 10.0  # how long a peer may be in a view that has not come here yet
+
 
 class Neighbours:
     """`broken`: whose link is down. The link to `keep`, the coordinator, stays whatever a view says."""
@@ -27,11 +29,13 @@ class Neighbours:
         self._known: dict[str, tuple[str, ...]] = {}
         self._opened: set[str] = set()
         self.broken: set[str] = set()
+        transport.trust((), control_only=(keep,), patience=NEWER_VIEW_SECONDS)
 
     def changed(self, view: View, stage: int | None) -> None:
         """Look after the links that `view` asks for of a peer at `stage`; nobody waits for them."""
         present = {r.peer: r.addresses for r in view.peers()} if stage is not None else {}
         present.pop(self._transport.peer_id, None)
+        self._transport.trust(view.everybody(), control_only=(self._keep,), patience=NEWER_VIEW_SECONDS)
         for peer in [peer for peer in self._known if peer not in present and peer != self._keep]:
             del self._known[peer]
             self._opened.discard(peer)

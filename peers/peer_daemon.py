@@ -32,6 +32,7 @@ from peers.opening import check_agreement
 from peers.patience import check_leaving, check_orphaned
 from peers.peer_inbox import PeerInbox
 from peers.peer_options import PeerOptions
+from peers.refusal_log import RefusalLog
 from peers.stage_compute import ComputeParts
 from peers.stage_files import StageFiles
 from peers.stage_worker import WorkerParts
@@ -52,6 +53,7 @@ from protocol.frame import Frame, Kind, parse_control
 from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.membership_events import short_peer
+from protocol.plain_text import plain
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +111,8 @@ class PeerDaemon:
             tracer=self._tracer,
         )
         self._trace_file = TraceFile(options.folder / "trace.json", options.tracer, transport.peer_id)
-        self._tenure = Tenure(self._parts, invite.coordinator_key, self._inbox, self._neighbours, say)
+        self._refusals = RefusalLog(logger)
+        self._tenure = Tenure(self._parts, invite.coordinator_key, self._inbox, self._neighbours, say, self._refusals)
         self._admitted, self._ability = False, (0.0, 0)
         self._leaving_since: float | None = None
         self._end: dict[str, Any] | None = None
@@ -137,7 +140,7 @@ class PeerDaemon:
             await self._close()
         if self._end.get("type") == "released":
             return "left the run; the others go on"
-        outcome = f"the run ended after step {self._end.get('step')}: {self._end.get('reason')}"
+        outcome = f"the run ended after step {plain(self._end.get('step'), 20)}: {plain(self._end.get('reason'))}"
         if self._end.get("failed"):
             raise RunFailed(outcome)
         return outcome
@@ -196,9 +199,9 @@ class PeerDaemon:
                 self._tracer.instant(f"from {short_peer(peer)}", frame_name(frame.header))
                 await self._on_peer(peer, frame)
             case FrameRefused(peer, reason):
-                logger.warning("refused what %s sent: %s", short_peer(peer), reason)
+                self._refusals.note(peer, f"refused what it sent: {reason}")
             case LinkLost(peer, reason):
-                logger.warning("the link to %s broke: %s", short_peer(peer), reason)
+                self._refusals.note(peer, f"the link to it broke: {reason}")
                 self._link_changed(peer, broken=True)
             case LinkRestored(peer):
                 logger.info("the link to %s is back", short_peer(peer))
@@ -216,13 +219,13 @@ class PeerDaemon:
 
     async def _on_peer(self, peer: str, frame: Frame) -> None:
         try:
-            record = self._inbox.view_record(frame)
-            if record is None:
-                self._tenure.on_frame(peer, frame)
+            what = self._inbox.heard(peer, frame) if frame.header.kind is Kind.CONTROL else frame
+            if isinstance(what, str):
+                await self._on_view(what)
             else:
-                await self._on_view(record)
+                self._tenure.on_peer(peer, what)
         except RemoteError as error:
-            logger.warning("refused what %s sent: %s", short_peer(peer), error)
+            self._refusals.note(peer, f"refused what it sent: {error}")
 
     async def _on_coordinator(self, frame: Frame) -> None:
         self._line.heard()
@@ -233,7 +236,7 @@ class PeerDaemon:
             else:
                 await self._on_order(message)
         except (RemoteError, KeyError, TypeError, ValueError) as error:
-            logger.warning("ignored a message from the coordinator: %s", error)
+            self._refusals.note(self._line.peer, f"ignored a message from the coordinator: {error}")
 
     async def _on_order(self, message: dict[str, Any]) -> None:
         match message["type"]:
@@ -243,13 +246,14 @@ class PeerDaemon:
                 # It dropped this peer while nothing could be heard from it (a laptop slept), or it was restarted.
                 await self._ask_to_join()
             case "turned_away":
-                self._background.fail(UserError(f"the coordinator turned this peer away: {message.get('reason')}"))
+                reason = plain(message.get("reason"))
+                self._background.fail(UserError(f"the coordinator turned this peer away: {reason}"))
             case "seen":
                 self._tenure.budget(budget_in(message))
                 if int(message["epoch"]) == self._tenure.epoch and self._line.seen(int(message["step"])):
                     self._send_report()
             case "notice":
-                self._say(str(message["text"])[:500])
+                self._say(plain(message["text"]))
             case "end" | "released":
                 self._end = message
 
@@ -288,6 +292,7 @@ class PeerDaemon:
             machine = None if self._tenure.worker is None else self._tenure.worker.machine
             self._load.note(machine)
             self._gauges.note(machine)
+            self._refusals.tick()
             now = time.monotonic()
             if self._leaving_since is not None:
                 check_leaving(now - self._leaving_since, self._line.away())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from protocol.blob import PREFIX_BYTES, chunk_bytes
 from protocol.config import RunConfig
 from protocol.errors import BadFrame
@@ -21,42 +23,42 @@ class PeerInbox:
         largest = max(max(size.state_bytes, size.moving_part_bytes) for size in sizes)
         self._most_chunk = PREFIX_BYTES + chunk_bytes(largest)
         self._most_held = 4 * (config.train.microbatches + 1)
-        self._held: list[tuple[str, Frame]] = []
+        self._held: list[tuple[str, Frame | Event]] = []
+        self._held_of: Counter[str] = Counter()
 
     def most(self, kind: Kind) -> int:
         """The longest payload of frames of `kind`."""
         return self._most_chunk if kind is Kind.CHUNK else self._check.most(kind)
 
-    def hold(self, peer: str, frame: Frame) -> None:
-        """Keep it until there is a stage; a chunk is of no use then."""
-        if frame.header.kind is not Kind.CHUNK and len(self._held) < self._most_held:
-            self._held.append((peer, frame))
+    def hold(self, peer: str, what: Frame | Event) -> None:
+        """Keep a tensor or an event until there is a stage; a chunk is of no use then. Nobody fills all the room."""
+        chunk = isinstance(what, Frame) and what.header.kind is Kind.CHUNK
+        if not chunk and self._held_of[peer] < self._most_held / 2 and len(self._held) < self._most_held:
+            self._held.append((peer, what))
+            self._held_of[peer] += 1
 
-    def release(self) -> list[tuple[str, Frame]]:
+    def release(self) -> list[tuple[str, Frame | Event]]:
         """What was held."""
         held, self._held = self._held, []
+        self._held_of.clear()
         return held
 
-    def view_record(self, frame: Frame) -> str | None:
-        """The signed view that `frame` carries, if it does.
+    def heard(self, peer: str, frame: Frame) -> Event | str:
+        """What a control frame says: an event, or a signed view. It is parsed here, and once.
 
         Raises:
-            BadFrame: a control frame that cannot be read.
+            BadFrame: malformed.
         """
-        if frame.header.kind is not Kind.CONTROL:
-            return None
         message = parse_control(frame.payload)
-        return str(message.get("record")) if message["type"] == "view" else None
+        return str(message.get("record")) if message["type"] == "view" else to_event(peer, message)
 
-    def event(self, peer: str, frame: Frame, stage: int) -> Event:
-        """The event at `stage`.
+    def tensor(self, peer: str, frame: Frame, stage: int) -> Event:
+        """The event at `stage` of a frame that is no control message.
 
         Raises:
             BadFrame: malformed, not this run's, or for another stage.
         """
         header = frame.header
-        if header.kind is Kind.CONTROL:
-            return to_event(peer, parse_control(frame.payload))
         if header.kind is Kind.CHUNK:
             return chunk_event(peer, frame)
         self._check.check(header)

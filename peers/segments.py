@@ -22,7 +22,11 @@ from protocol.frame import HEADER_BYTES, Buffer, Frame, Header, Kind
 SEGMENT_BYTES = 1 << 16
 PROBE = (1 << 32) - 1
 ACKNOWLEDGEMENT = b"ack\n"
-MOST_PARTIAL_BYTES = 1 << 26  # of frames that have begun to come over a link; one frame may always come
+# Of frames that have begun to come: over one link, where one frame may always come, and from all peers together.
+MOST_PARTIAL_BYTES = 1 << 26
+MOST_PARTIAL_BYTES_OF_ALL = 1 << 28
+MOST_PARTIAL_FRAMES = 256
+PARTIAL_SECONDS = 600.0  # a frame that has begun may wait so long for its next segment: others overtake it
 
 _PREFIX = struct.Struct("<III")
 PREFIX_BYTES = _PREFIX.size + HEADER_BYTES
@@ -143,17 +147,45 @@ class Cutter:
 
 @dataclass(slots=True)
 class _Partial:
-    """A frame of which some segments are here."""
+    """A frame of which some segments are here, and when the last of them came."""
 
     header: Header
-    payload: bytearray
-    missing: set[int]
+    came_at: float
+    segments: dict[int, bytes] = field(default_factory=dict)
+    received: int = 0
+
+
+class Begun:
+    """How many bytes of frames that are not whole are held, of all links together.
+
+    A link that holds no more than its share of the bound is never refused because of what others hold.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._holders = 0
+
+    @property
+    def bytes(self) -> int:
+        """The sum."""
+        return self._bytes
+
+    def may_hold(self, own: int) -> bool:
+        """Whether a link may hold `own` bytes, as the others do now."""
+        share = MOST_PARTIAL_BYTES_OF_ALL // max(1, self._holders)
+        return own <= MOST_PARTIAL_BYTES and (own <= share or self._bytes < MOST_PARTIAL_BYTES_OF_ALL)
+
+    def note(self, before: int, after: int) -> None:
+        """A link that held `before` bytes holds `after`."""
+        self._bytes += after - before
+        self._holders += (after > 0) - (before > 0)
 
 
 class Joiner:
-    """The frames that come from one peer over one link."""
+    """The frames that come from one peer over one link. Holds what came of them and nothing more."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Begun | None = None) -> None:
+        self._begun = begun or Begun()
         self._partial: dict[int, _Partial] = {}
         self._bytes = 0
 
@@ -161,7 +193,7 @@ class Joiner:
         """Frames that have begun to come."""
         return len(self._partial)
 
-    def add(self, prefix: Prefix, data: bytes) -> Frame | None:
+    def add(self, prefix: Prefix, data: bytes, now: float = 0.0) -> Frame | None:
         """The frame that the segment completes, if it does.
 
         Raises:
@@ -170,25 +202,38 @@ class Joiner:
         header = prefix.header
         if prefix.offset == 0 and prefix.data_bytes == header.length:
             return Frame(header, data)  # by far the most frequent case where microbatches are small
-        partial = self._partial.get(prefix.number)
-        if partial is None:
-            partial = self._begin(prefix.number, header)
-        if partial.header != header or prefix.offset not in partial.missing:
+        self._check_room(prefix)
+        partial = self._partial.setdefault(prefix.number, _Partial(header, now))
+        if partial.header != header or prefix.offset in partial.segments:
             raise BadFrame(f"expected the rest of {partial.header}, got offset {prefix.offset} of {header}")
-        partial.payload[prefix.offset : prefix.offset + len(data)] = data
-        partial.missing.discard(prefix.offset)
-        if partial.missing:
+        partial.segments[prefix.offset], partial.came_at = data, now
+        partial.received += len(data)
+        self._hold(self._bytes + len(data))
+        if partial.received < header.length:
             return None
         del self._partial[prefix.number]
-        self._bytes -= header.length
-        return Frame(header, partial.payload)
+        self._hold(self._bytes - header.length)
+        return Frame(header, b"".join(partial.segments[offset] for offset in sorted(partial.segments)))
 
-    def _begin(self, number: int, header: Header) -> _Partial:
-        if self._partial and self._bytes + header.length > MOST_PARTIAL_BYTES:
+    def stale(self, now: float) -> bool:
+        """Whether a frame has waited too long for its next segment."""
+        return any(now - partial.came_at > PARTIAL_SECONDS for partial in self._partial.values())
+
+    def clear(self) -> None:
+        """Forget what has begun to come."""
+        self._partial.clear()
+        self._hold(0)
+
+    def _check_room(self, prefix: Prefix) -> None:
+        own = self._bytes + prefix.data_bytes
+        alone = self._partial.keys() <= {prefix.number}
+        if not alone and not (self._begun.may_hold(own) and len(self._partial) <= MOST_PARTIAL_FRAMES):
             raise BadFrame(
-                f"expected at most {MOST_PARTIAL_BYTES} bytes of frames that are not whole, got {header.length} more "
-                f"than {self._bytes}"
+                f"expected at most {MOST_PARTIAL_BYTES} bytes and {MOST_PARTIAL_FRAMES} frames that are not whole over "
+                f"a link, and {MOST_PARTIAL_BYTES_OF_ALL} bytes over all, got {own} bytes of {len(self._partial)} "
+                f"frames here and {self._begun.bytes} in all"
             )
-        self._bytes += header.length
-        self._partial[number] = _Partial(header, bytearray(header.length), set(range(0, header.length, SEGMENT_BYTES)))
-        return self._partial[number]
+
+    def _hold(self, size: int) -> None:
+        self._begun.note(self._bytes, size)
+        self._bytes = size

@@ -17,7 +17,7 @@ from protocol.basis_microbatch import is_basis_microbatch
 from protocol.blob import Blob, BlobKey, BlobKind, Meta
 from protocol.config import RunConfig
 from protocol.effects import Compute, Payload, Reduce
-from protocol.errors import BadPart, RemoteError
+from protocol.errors import BadPart, RemoteError, RunFailed
 from protocol.frame import Buffer, Coded, Kind
 from protocol.model.engine import StageEngine
 from protocol.model.payload import BASIS_CODEC
@@ -70,16 +70,26 @@ class StepNumbers:
 class StageCompute:
     """The engine of stage `index`, and what must be known beside it. Its methods run on the compute thread."""
 
-    def __init__(self, parts: ComputeParts, index: int, applied: int, lacking: bool) -> None:
+    def __init__(self, parts: ComputeParts, index: int, applied: int, lacking: bool, weights: str = "") -> None:
         self._parts, self.index = parts, index
         self.engine = StageEngine(parts.config, index, parts.device, parts.basis_DK)
         if applied and not lacking:
             self.engine.load(parts.checkpoints.load(index, applied), applied)
+            self._check(applied, weights)
         self.numbers = StepNumbers(applied)
         self.actions_done = 0
         self._losses: dict[int, float] = {}
         self._done = 0  # microbatches of the step under way
         self._seconds: dict[Verb, float] = {}
+
+    def _check(self, step: int, expected: str) -> None:
+        """Raises:
+        RunFailed: the checkpoint is not of the weights that the run had.
+        """
+        found = self.engine.weights_hash() if expected else ""
+        if found != expected:
+            self._parts.checkpoints.set_aside(self.index, step)
+            raise RunFailed(f"expected weights {expected} in the checkpoint of step {step}, got {found}")
 
     @property
     def microbatch_seconds(self) -> float | None:
@@ -223,13 +233,20 @@ class StageCompute:
 
     def _add_up(self, step: int, reduce: Reduce) -> Buffer:
         try:
-            return self.engine.take_total(step, [part.data for part in reduce.parts])
+            return self.engine.take_total(step, [part.data for part in reduce.parts], self._basis_from(step, reduce))
         except RemoteError as error:
             if reduce.donor:
                 raise Spoilt(reduce.donor, str(error)) from error
             if isinstance(error, BadPart) and error.index < len(reduce.givers):
                 raise Spoilt(reduce.givers[error.index], str(error)) from error
             raise
+
+    def _basis_from(self, step: int, reduce: Reduce) -> int | None:
+        """Whose part has the step's new basis: who was sent the basis microbatch."""
+        config = self._parts.config
+        covers = [part.offer.meta.covers for part in reduce.parts] if reduce.givers else []
+        found = (i for i, c in enumerate(covers) if any(is_basis_microbatch(config, step, m) for m in c))
+        return next(found, None)
 
     def _keep_gradients(self, folder: Path, step: int, gradients: dict[str, torch.Tensor]) -> None:
         labels = {str(m): repr(loss) for m, loss in self._losses.items()}

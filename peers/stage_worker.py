@@ -115,11 +115,12 @@ class StageWorker:
         epoch: int,
         lacking: bool,
         tell_view: Callable[[str], None],
+        misled: int = 0,
     ) -> None:
         self._tell_view = tell_view
         self._parts, self.stage, self.epoch, self.start = parts, stage, epoch, replica.start
         config = parts.config
-        self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking)
+        self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking, misled)
         self.stall = StallTimer(STALL_SECONDS, time.monotonic())
         self._credits = StageCredits(config, stage)
         self.rates = LinkRates(config, parts.transport.links)
@@ -131,15 +132,18 @@ class StageWorker:
         self._step_began, self._busy_before = time.monotonic(), 0.0
         self._meter = StepMeter(parts.compute, parts.transport.counters)
 
-    async def build(self) -> None:
+    async def build(self, weights: str = "") -> None:
         """Build the stage, from its checkpoint if it has applied steps before and is not to fetch its state.
 
+        Args:
+            weights: the hash that the weights in the checkpoint must have; "": any.
+
         Raises:
-            RunFailed: there is no whole checkpoint of that step.
+            RunFailed: there is no whole checkpoint of that step, or it is of other weights.
         """
         parts, machine = self._parts, self.machine
         self._stage = await parts.compute.run(
-            lambda: StageCompute(parts.compute_parts, self.stage, machine.applied, machine.lacking)
+            lambda: StageCompute(parts.compute_parts, self.stage, machine.applied, machine.lacking, weights)
         )
         self._step_began, self._busy_before = time.monotonic(), parts.compute.busy_seconds
         self._meter.lap()
@@ -222,9 +226,9 @@ class StageWorker:
             case Differs(step, hashes):
                 logger.warning("the replicas' weights differ before step %d: %s", step, dict(hashes))
                 tell({"type": "differs", "step": step, "hashes": dict(hashes)})
-            case Accuse(peer, reason):
+            case Accuse(peer, reason, state):
                 logger.warning("what %s sent is no use: %s", short_peer(peer), reason)
-                tell({"type": "accuse", "peer": peer, "reason": reason[:300]})
+                tell({"type": "accuse", "peer": peer, "reason": reason[:300], "state": state})
             case Irreplaceable(epoch, step, reason):
                 logger.warning("the run must go back: %s", reason)
                 tell({"type": "irreplaceable", "epoch": epoch, "step": step, "reason": reason[:300]})
@@ -266,7 +270,7 @@ class StageWorker:
         except Spoilt as error:
             event = Spoiled(work.action, error.peer, str(error))
         except Exception as error:
-            if not self._closing and isinstance(error, NotFinite) and self._parts.config.train.skip_nonfinite:
+            if not self._closing and isinstance(error, NotFinite) and self._may_be_passed_over():
                 self._halt(error)
                 return
             if not self._closing:
@@ -275,6 +279,10 @@ class StageWorker:
             return
         if not self._closing:
             self.feed(event)
+
+    def _may_be_passed_over(self) -> bool:
+        view = self.machine.view
+        return view is not None and len(view.skipped) < self._parts.config.train.skip_nonfinite
 
     def _halt(self, error: NotFinite) -> None:
         """Do nothing more until the coordinator has decided: the run may pass over that step."""

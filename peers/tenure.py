@@ -9,13 +9,14 @@ from typing import Any
 
 from peers.neighbours import Neighbours
 from peers.peer_inbox import PeerInbox
+from peers.refusal_log import RefusalLog
 from peers.stage_worker import IDLE, StageWorker, WorkerParts
 from protocol.errors import RemoteError, RunFailed
-from protocol.events import Stalled, ViewChanged
+from protocol.events import Event, Stalled, ViewChanged
 from protocol.frame import Frame, control
-from protocol.membership_events import short_peer
 from protocol.records import VIEW
 from protocol.signing import open_record
+from protocol.stage_machine import MISLED
 from protocol.view import View
 
 logger = logging.getLogger(__name__)
@@ -39,12 +40,14 @@ class Tenure:
         inbox: PeerInbox,
         neighbours: Neighbours,
         say: Callable[[str], None],
+        refusals: RefusalLog,
     ) -> None:
-        self._parts, self._key = parts, coordinator_key
+        self._parts, self._key, self._refusals = parts, coordinator_key, refusals
         self._inbox, self._neighbours, self._say = inbox, neighbours, say
         self.worker: StageWorker | None = None
         self.view: View | None = None
         self._record = ""
+        self._misled = 0
 
     @property
     def epoch(self) -> int:
@@ -70,6 +73,8 @@ class Tenure:
         Raises:
             RemoteError: not signed by the coordinator, or no view.
         """
+        if record == self._record:
+            return Change()  # many neighbours may tell it
         view = View.from_json(open_record(record.encode(errors="replace"), VIEW, self._key))
         if self.view is not None and view.number <= self.view.number:
             return Change()
@@ -88,16 +93,24 @@ class Tenure:
     async def _let_go(self, view: View) -> None:
         former = self.worker
         if former is not None and not former.serves(view):
-            self.worker = None
+            self.worker, self._misled = None, self._how_often_misled(former, view)
             await former.close()
+
+    def _how_often_misled(self, former: StageWorker, view: View) -> int:
+        """How often this peer has followed its stage to wrong weights. Who alone handed them out is told of."""
+        stage = view.stage_of(former.machine.peer)
+        misled, guide = (0, "") if stage is None else former.machine.misled_until(view.epoch, stage)
+        if guide:
+            self._parts.tell({"type": "accuse", "peer": guide, "reason": MISLED, "state": True})
+        return misled
 
     async def _serve(self, view: View, stage: int) -> None:
         if self.worker is None:
             self.worker = await self._begin(view, stage)
         self.worker.feed(ViewChanged(view))
         await self.worker.checkpoint_at_end()
-        for peer, frame in self._inbox.release():
-            self._feed(self.worker, peer, frame)
+        for peer, what in self._inbox.release():
+            self._feed(self.worker, peer, what)
 
     async def _begin(self, view: View, stage: int) -> StageWorker:
         replica = view.replica(self._parts.transport.peer_id)
@@ -117,22 +130,22 @@ class Tenure:
 
     async def _built(self, view: View, stage: int, lacking: bool) -> StageWorker:
         replica = view.replica(self._parts.transport.peer_id)
-        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking, tell_view=self._tell_view)
-        await worker.build()
+        worker = StageWorker(self._parts, stage, replica, view.epoch, lacking, self._tell_view, self._misled)
+        await worker.build(view.hash_of(stage, replica.start))
         return worker
 
-    def on_frame(self, peer: str, frame: Frame) -> None:
-        """A frame of another peer, no view."""
+    def on_peer(self, peer: str, what: Frame | Event) -> None:
+        """A tensor or chunk of another peer, or what it said."""
         if self.worker is None:
-            self._inbox.hold(peer, frame)
+            self._inbox.hold(peer, what)
         else:
-            self._feed(self.worker, peer, frame)
+            self._feed(self.worker, peer, what)
 
-    def _feed(self, worker: StageWorker, peer: str, frame: Frame) -> None:
+    def _feed(self, worker: StageWorker, peer: str, what: Frame | Event) -> None:
         try:
-            worker.feed(self._inbox.event(peer, frame, worker.stage))
+            worker.feed(self._inbox.tensor(peer, what, worker.stage) if isinstance(what, Frame) else what)
         except RemoteError as error:
-            logger.warning("refused what %s sent: %s", short_peer(peer), error)
+            self._refusals.note(peer, f"refused what it sent: {error}")
 
     def stalled(self, peer: str | None = None) -> None:
         """Nothing came for long, or the link to `peer` is back."""

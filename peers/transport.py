@@ -10,7 +10,7 @@ and the step protocol sends them again. Order is not promised. After `TransportL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -119,6 +119,13 @@ class Transport(Protocol):
 
     def limit(self, kind: Kind, payload_bytes: int) -> None:
         """Refuse incoming frames of `kind` with a longer payload. Until set: tensors 0, control `MAX_CONTROL_BYTES`."""
+
+    def trust(self, peers: Collection[str], control_only: Collection[str] = (), patience: float = 0.0) -> None:
+        """From now on `peers` and those in `control_only`, with whom no tensor is exchanged, are the run's members.
+
+        Until the first call nobody is one. From others come only control frames of at most `MAX_STRANGER_BYTES`, few a
+        second, behind all else. What only a member may send waits for `patience` seconds for its sender to become one.
+        """
 
     async def receive(self) -> TransportEvent:
         """The next event, from any peer."""

@@ -13,14 +13,14 @@ class Agreement:
     """Hashes that replicas reported, by stage and step; of each stage the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._hashes: dict[int, OrderedDict[int, set[str]]] = {}
+        self._hashes: dict[int, OrderedDict[int, dict[str, set[str]]]] = {}
 
-    def note(self, stage: int, step: int, weights: str) -> None:
-        """A replica has these weights."""
+    def note(self, stage: int, step: int, weights: str, peer: str) -> None:
+        """The replica `peer` has these weights."""
         if not weights:
             return
         steps = self._hashes.setdefault(stage, OrderedDict())
-        steps.setdefault(step, set()).add(weights)
+        steps.setdefault(step, {}).setdefault(weights, set()).add(peer)
         while len(steps) > STEPS_KEPT:
             steps.popitem(last=False)
 
@@ -29,6 +29,22 @@ class Agreement:
         known = self._hashes[stage].get(step) if stage in self._hashes else None
         return None if known is None or not weights else weights in known
 
-    def clear(self) -> None:
-        """The run goes back: later steps will be done again."""
-        self._hashes.clear()
+    def most(self, stage: int, step: int) -> str:
+        """The weights that most replicas have which are known for that step; "": none are, or as many have others."""
+        known = self._of(stage, step)
+        counts = sorted(((len(peers), weights) for weights, peers in known.items()), reverse=True)
+        alone = len(counts) == 1 or (len(counts) > 1 and counts[0][0] > counts[1][0])
+        return counts[0][1] if alone else ""
+
+    def reported(self, stage: int, step: int, weights: str, peer: str) -> bool:
+        """Whether the replica `peer` has said that it has these weights."""
+        return peer in self._of(stage, step).get(weights, ())
+
+    def _of(self, stage: int, step: int) -> dict[str, set[str]]:
+        return self._hashes[stage].get(step, {}) if stage in self._hashes else {}
+
+    def clear_after(self, step: int) -> None:
+        """The run goes back to `step`: later ones will be done again."""
+        for steps in self._hashes.values():
+            for later in [s for s in steps if s > step]:
+                del steps[later]

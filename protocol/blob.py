@@ -16,7 +16,6 @@ A chunk frame's payload:
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import struct
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from typing import Any
 from protocol import strict_json
 from protocol.errors import BadFrame
 from protocol.frame import Buffer
+from protocol.magnitudes import is_loss
+from protocol.plain_text import is_plain
 
 CHUNK_BYTES = 1 << 18  # 26 ms on a line of 80 Mbit/s: a tensor never waits long behind one
 MOST_CHUNKS = 20_000  # their digests must fit into one control message
@@ -98,10 +99,10 @@ class Meta:
         """
         try:
             covers, weights = tuple(value["covers"]), value["weights"]
-            pairs = tuple((m, _finite(loss)) for m, loss in value["losses"])
+            pairs = tuple((m, _loss(loss)) for m, loss in value["losses"])
             if not all(type(m) is int and m >= 0 for m in (*covers, *(m for m, _ in pairs))):
                 raise TypeError
-            if not isinstance(weights, str) or len(weights) > 128:
+            if not is_plain(weights, 128):
                 raise TypeError
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadFrame(f"expected covers, losses and weights of a blob, got {str(value)[:80]!r}") from error
@@ -214,8 +215,8 @@ def unpack_chunk(payload: Buffer) -> tuple[bytes, int, memoryview]:
     return blob, index, memoryview(payload)[PREFIX_BYTES:]
 
 
-def _finite(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+def _loss(value: Any) -> float:
+    if not is_loss(value):
         raise TypeError
     return float(value)
 

@@ -198,10 +198,11 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Accuse:
-    """What `peer` sent does not decode, though its frame was well-formed."""
+    """What `peer` sent does not decode, though its frame was well-formed; `state`: it is not the state it should be."""
 
     peer: str
     reason: str
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

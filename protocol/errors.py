@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from protocol.plain_text import plain
+
 Input = Literal["data", "tokenizer", "basis"]
 Problem = Literal["missing", "differs", "unfit", "unneeded"]
 
@@ -71,7 +73,13 @@ class NetworkError(IsthmusError):
 
 
 class RemoteError(Exception):
-    """Another peer sent what this one must not act on. The message goes back to it as the reason of the refusal."""
+    """Another peer sent what this one must not act on. The message goes back to it as the reason of the refusal.
+
+    It may quote what came, so it is made fit for people here, whoever words it.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(plain(message))
 
 
 class BadFrame(RemoteError):

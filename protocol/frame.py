@@ -22,6 +22,7 @@ from protocol.errors import BadFrame
 PROTOCOL_VERSION = 2
 MAGIC = b"Is"
 MAX_CONTROL_BYTES = 1 << 20
+MAX_STRANGER_BYTES = 1 << 12  # of the control frames of those who are no members: they ask to join, and say little else
 
 _LAYOUT = struct.Struct("<2sBBIIHBBI")
 HEADER_BYTES = _LAYOUT.size

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.errors import BadFrame
+from protocol.frame import MAX_STRANGER_BYTES
 from protocol.membership_events import JoinAsked
 from protocol.peer_report import LONGEST_SESSION, MOST_STEPS, is_count, is_measure, is_text, parse_held
 
@@ -29,17 +31,34 @@ def join_message(
     """The control message. `speed` in GFLOP/s and `memory` in bytes are 0 where unknown.
 
     `config` is the hash of the configuration by which the peer goes.
+
+    Who asks is no member yet, so it fits into `MAX_STRANGER_BYTES`: of the checkpoints, the newest that find room. A
+    member's reports name all.
     """
-    held = {str(stage): list(steps)[-MOST_STEPS:] for stage, steps in checkpoints.items()}
-    return {
+    message = {
         "type": "join",
         "addresses": _fitting(addresses),
-        "checkpoints": held,
+        "checkpoints": {},
         "session": session,
         "speed": speed,
         "memory": memory,
         "config": config,
     }
+    room = MAX_STRANGER_BYTES - len(json.dumps(message, separators=(",", ":")))
+    return {**message, "checkpoints": _newest(checkpoints, room)}
+
+
+def _newest(checkpoints: Mapping[int, Sequence[int]], room: int) -> dict[str, list[int]]:
+    """As many of `checkpoints` as can be written in `room` bytes: of each stage its newest, then the one before."""
+    found: dict[str, list[int]] = {}
+    for place in range(1 + min(MOST_STEPS, max(map(len, checkpoints.values()), default=0))):
+        for stage, steps in checkpoints.items():
+            name, step = str(stage), list(steps[-place:][:1]) if 0 < place <= len(steps) else []
+            room -= len(name) + len('"":[],') if name not in found else sum(len(f"{n},") for n in step)
+            if room < 0:
+                return found
+            found[name] = [*step, *found.get(name, ())]
+    return found
 
 
 def goes_by(message: Mapping[str, Any], config: str) -> bool:

@@ -1,12 +1,12 @@
-"""Who loses its place, and what becomes of it: silence, restarts, wrong weights, payloads that do not decode."""
+"""Who loses its place, and what becomes of it: silence, restarts, failures. `protocol.blame` has who is to blame."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
+from protocol import skipping
 from protocol.detector import Standing
-from protocol.membership_events import Accused, Differs, Effect, Irreplaceable, LostTrack, TurnAway, short_peer
+from protocol.membership_events import Effect, Failed, Irreplaceable, LostTrack, TurnAway, short_peer
 from protocol.run_state import RunState
 from protocol.view_change import bereft, with_learner, without
 
@@ -18,7 +18,7 @@ def vacate(run: RunState, peers: Collection[str], reason: str, follow: bool = Fa
         follow: they become learners at the same stage, with the state to be fetched anew.
     """
     view, roster = run.view, run.roster
-    seats = {peer: stage for peer in peers if (stage := run.members[peer].stage) is not None}
+    seats = {peer: stage for peer in peers if peer in run.members and (stage := run.members[peer].stage) is not None}
     if view is None or not seats:
         return []
     past = roster.past_without(seats)
@@ -26,8 +26,10 @@ def vacate(run: RunState, peers: Collection[str], reason: str, follow: bool = Fa
     for peer, stage in seats.items():
         if stage in dying:
             run.dead.setdefault(stage, f"stage {stage} lost its peer {short_peer(peer)}: {reason}")
-    for peer in seats:
+    for peer, stage in seats.items():
         run.members[peer].unseat()
+        run.note_place(peer, stage)
+    run.lost_at = max(run.lost_at, roster.newest)
     kept = {peer: stage for peer, stage in seats.items() if stage not in dying}
     if not kept:
         return []
@@ -44,7 +46,7 @@ def gone(run: RunState, peers: Collection[str], reason: str) -> list[Effect]:
     """`peers` are members no more."""
     effects = vacate(run, peers, reason)
     for peer in peers:
-        del run.members[peer]
+        run.members.pop(peer, None)
         run.detector.forget(peer)
         run.say(peer, "")
     return effects
@@ -89,29 +91,55 @@ def _to_exclude(run: RunState, overdue: dict[str, str]) -> list[str]:
     return [peer for peer in overdue if peer not in needed]
 
 
-def differs(run: RunState, event: Differs) -> list[Effect]:
-    """Replicas of a stage have unlike weights: the majority keeps its place; of as many, those first in the view.
+def failed(run: RunState, event: Failed) -> list[Effect]:
+    """A peer cannot go on: that costs its place. `fatal` may end the run, if it was not one peer alone that says so.
 
-    The reporter's word is believed: what the others have said of their weights in reports is of before, and what went
-    wrong may have gone wrong since.
+    A number that is not finite where the arithmetic is everybody's will be so for the next one, too: the others do the
+    step again, and say the same. Until then it may be that peer's machine, or no truth.
     """
-    reporter = run.members[event.peer]
-    if run.view is None or reporter.stage is None:
+    if skipping.is_settled(run, event):
         return []
-    stage = reporter.stage
-    there = [r.peer for r, _ in run.roster.workers(stage)]
-    hashes = {peer: event.hashes[peer] for peer in there if peer in event.hashes}
-    named = [weights for weights in hashes.values() if weights]  # who names none is wrong, for nobody could compare
-    if event.peer not in there or len(set(hashes.values())) < 2 or not named:
+    if skipping.may_pass_over(run, event):
+        return _cannot_do(run, event)
+    peer, member = event.peer, run.members[event.peer]
+    stage = member.stage
+    working = [r.peer for r, m in run.roster.workers(stage) if m.applied is not None] if stage is not None else []
+    if not event.fatal or stage is None or peer not in working:
+        return gone(run, [peer], event.reason)
+    before = run.diverged_before(stage, member.step + 1, peer)
+    if working == [peer] and (before or not _somebody_else(run, peer)):
+        return cannot_go_on(run, stage, peer, event.reason)
+    if run.conduct.alarmed(peer):
+        return turned_away(
+            run, peer, f"it says again and again that nobody could go on, and others can: {event.reason}"
+        )
+    return gone(run, [peer], event.reason)
+
+
+def _somebody_else(run: RunState, peer: str) -> bool:
+    """Whether those who would be left without `peer` could serve all stages."""
+    present = [p for p, m in run.members.items() if p != peer and not m.away and m.leaving is None]
+    return len(present) >= len(run.costs)
+
+
+def cannot_go_on(run: RunState, stage: int, peer: str, reason: str) -> list[Effect]:
+    """No replica of `stage` can do its next step, as `peer` was the last to say."""
+    return run.finish(True, f"stage {stage} cannot go on: peer {short_peer(peer)}: {reason}")
+
+
+def _cannot_do(run: RunState, event: Failed) -> list[Effect]:
+    """A peer cannot do a step, and stands still. Where others of its stage can, they do; else it is passed over.
+
+    One that was wrong, or lies, has lost no more than its place, or the run one of the steps that it may pass over.
+    """
+    stage = run.members[event.peer].stage
+    working = [r.peer for r, _ in run.roster.workers(stage)] if stage is not None else []
+    if stage is None or event.peer not in working:
         return []
-    right, _ = Counter(named).most_common(1)[0]  # counts in order of insertion: the view's
-    odd = [peer for peer, weights in hashes.items() if weights != right]
-    often = [peer for peer in odd if run.conduct.resynced(peer, event.step)]
-    reason = f"its weights differ from the other replicas' before step {event.step}"
-    effects = vacate(run, [peer for peer in odd if peer not in often], reason, follow=True)
-    for peer in often:
-        effects += turned_away(run, peer, f"{reason}, again and again: is its hardware unlike theirs?")
-    return effects
+    if working != [event.peer]:
+        return vacate(run, [event.peer], event.reason)
+    skipping.pass_over(run, stage, event)
+    return []
 
 
 def mistaken(run: RunState, peer: str, step: int) -> list[Effect]:
@@ -122,29 +150,25 @@ def mistaken(run: RunState, peer: str, step: int) -> list[Effect]:
     return vacate(run, [peer], reason, follow=True)
 
 
-def accused(run: RunState, event: Accused) -> list[Effect]:
-    """One of the two is wrong: the accused, unless the other accuses one after the other.
-
-    If it was the last of its stage, the run waits for another, and goes on from its newest checkpoint.
-    """
-    here, there = run.members[event.peer].stage, run.members[event.accused].stage
-    if here is None or there is None or abs(here - there) > 1 or event.peer == event.accused:
-        return []
-    wrong, reason = event.accused, f"peer {short_peer(event.peer)} cannot use what it sent: {event.reason}"
-    if run.conduct.accuses(event.peer, event.accused):
-        wrong, reason = event.peer, "it accuses one peer after the other of sending what it cannot use"
-    return turned_away(run, wrong, reason)
-
-
 def irreplaceable(run: RunState, event: Irreplaceable) -> list[Effect]:
     """A step cannot be ended any more: the run goes back, as if the stage had lost its last peer."""
     stage = run.members[event.peer].stage
     if run.view is None or stage is None or stage in run.dead or event.epoch != run.view.epoch:
         return []
-    if run.conduct.tore(event.peer, event.step):
+    if event.step <= run.view.restored:
+        return []  # of that all have the state
+    if run.conduct.tore(event.peer, event.step, _may_be_torn(run, event.step)):
         return turned_away(run, event.peer, "it sends the run back again and again, for what it says it cannot give")
     run.dead[stage] = f"step {event.step} cannot be ended: {event.reason}"
     return []
+
+
+def _may_be_torn(run: RunState, step: int) -> bool:
+    """Whether somebody was lost lately, or a plan may have come late: else no step can be torn."""
+    assert run.view is not None
+    lost = any(not r.alive for replicas in run.view.stages for r in replicas)
+    planned = run.view.first_step > run.view.restored + 1 and run.view.first_step >= step - 1
+    return lost or planned or run.lost_at >= step - 1
 
 
 def lost_track(run: RunState, event: LostTrack) -> list[Effect]:
@@ -155,7 +179,12 @@ def lost_track(run: RunState, event: LostTrack) -> list[Effect]:
         return []
     # Whatever it said of its files before: it would be sent back to the same step at once, again and again.
     member.held = {s: [t for t in steps if (s, t) != (stage, member.start)] for s, steps in member.held.items()}
-    if run.conduct.lost_track(event.peer):
+    restores = member.start == run.view.restored and stage < len(run.view.holders)
+    keepers = [keeper for keeper in run.view.holders[stage] if keeper != event.peer] if restores else []
+    new = [keeper for keeper in keepers if run.doubt(keeper, event.peer)]
+    if len(keepers) == 1 and keepers[0] in run.members:
+        run.conduct.quarrels.note(event.peer, keepers[0])  # it had said that it has the state
+    if not new and run.conduct.lost_track(event.peer):
         reason = f"it cannot keep up with stage {stage}: {event.reason}; its link is too slow for that"
         return turned_away(run, event.peer, reason)
     if run.roster.stayers(stage) == [event.peer]:

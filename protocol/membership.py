@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from protocol import admission, departure, losses, running, skipping, waiting
+from protocol import admission, blame, departure, losses, running, waiting
 from protocol.conduct import Conduct
 from protocol.membership_events import (
     Accused,
@@ -172,16 +172,16 @@ class Membership:
             case Left(peer, reason):
                 return losses.gone(run, [peer], reason)
             case Failed():
-                return self._failed(event)
+                return losses.failed(run, event)
             case Expelled(peer, reason):
                 return losses.turned_away(run, peer, reason)
             case LeaveAsked(peer):
                 run.detector.heard(peer, now)
                 return departure.leave(run, peer, now)
             case Differs():
-                return losses.differs(run, event)
+                return blame.differs(run, event, now)
             case Accused():
-                return losses.accused(run, event) if event.accused in run.members else []
+                return blame.accused(run, event)
             case Irreplaceable():
                 return losses.irreplaceable(run, event)
             case LostTrack():
@@ -214,12 +214,14 @@ class Membership:
         run.detector.worked(peer, now, report.done, report.idle)
         run.detector.complained(peer, report.broken)
         ahead = self._ahead(peer, report.view)
+        if report.applied is not None and report.applied > (most := run.roster.most_applied(peer, run.terms.last_step)):
+            report = replace(report, applied=most, weights="")
         if not member.take(report, run.view):
             return ahead
         stage, step = member.stage, member.step
         assert stage is not None
-        if any(r.peer == peer for r, _ in run.roster.workers(stage)):
-            run.agreement.note(stage, step, member.weights)
+        if run.roster.is_replica(peer, step):
+            run.agreement.note(stage, step, member.weights, peer)
         elif run.agreement.agrees(stage, step, member.weights) is False:
             return ahead + losses.mistaken(run, peer, step)
         if not run.roster.blind:
@@ -237,23 +239,13 @@ class Membership:
             "ahead", f"{named}: is another coordinator running with this key, or is this folder an old copy?"
         )
 
-    def _failed(self, event: Failed) -> list[Effect]:
-        peer, stage = event.peer, self._run.members[event.peer].stage
-        if skipping.is_settled(self._run, event):
-            return []
-        if event.fatal and stage is not None:
-            if skipping.pass_over(self._run, stage, event):
-                return []
-            return self._run.finish(True, f"stage {stage} cannot go on: peer {short_peer(peer)}: {event.reason}")
-        return losses.gone(self._run, [peer], event.reason)
-
     # What follows
 
     def _follow(self, now: float) -> list[Effect]:
         run = self._run
         if run.phase is Phase.ENDED:
             return []
-        effects = losses.judge(run, now)
+        effects = [*losses.judge(run, now), *blame.settle(run, now)]
         if not run.stands:
             if run.phase is Phase.WAITING:
                 effects += self._wake(now)
@@ -279,6 +271,7 @@ class Membership:
             "view": None if run.view is None else run.view.to_json(),
             "members": {peer: member.to_json() for peer, member in run.members.items()},
             "barred": run.conduct.to_json(),
+            "quarrels": run.conduct.quarrels.to_json(),
             "stop": None if run.stop is None else [run.stop.reason, run.stop.failed],
             "winding": run.winding,
             "skipped": list(run.skipped),
@@ -299,7 +292,7 @@ class Membership:
         newest, done = max(reached, int(stored["reached"])), max(reached, ended)
         found = cls(replace(terms, resume=True), int(stored["next_view"]), int(stored["next_epoch"]), newest, done)
         run = found._run
-        run.conduct = Conduct.from_json(stored["barred"])
+        run.conduct = Conduct.from_json(stored["barred"], stored.get("quarrels", {}))
         run.skipped = tuple(map(int, stored.get("skipped", ())))
         if stored["view"] is None or stored["end"] is not None:
             return found

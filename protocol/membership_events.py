@@ -94,11 +94,12 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Accused:
-    """`peer` says that what `accused` sent it does not decode."""
+    """`peer` says that what `accused` sent it does not decode. `state`: that it is not the state that it should be."""
 
     peer: str
     accused: str
     reason: str
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

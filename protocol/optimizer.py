@@ -259,6 +259,9 @@ def _clip(parameters: Iterable[torch.Tensor], limit: float) -> float:
     """Scale the gradients so that their common norm is at most `limit` (0: never). Returns the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
+    if not torch.isfinite(norm):  # squares of finite numbers may overflow
+        exact = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(exact)).float()
     # Not clip_grad_norm_: its clamped division by norm + 1e-6 changes bits where nothing is to be clipped.
     if 0 < limit < norm:
         torch._foreach_mul_(gradients, limit / norm)

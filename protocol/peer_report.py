@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import BadFrame
+from protocol.plain_text import is_plain
 
 MOST_STEPS = 1000
 MOST_BROKEN = 64
@@ -128,8 +129,8 @@ def is_count(value: Any, below: int) -> bool:
 
 
 def is_text(value: Any, longest: int) -> bool:
-    """Whether `value` is a string of at most `longest` characters."""
-    return isinstance(value, str) and len(value) <= longest
+    """Whether `value` is a string of at most `longest` characters that a terminal prints and does not obey."""
+    return is_plain(value, longest)
 
 
 def is_measure(value: Any, most: float) -> bool:

@@ -34,13 +34,18 @@ class Rules:
 
 @dataclass(slots=True)
 class Place:
-    """`peer`'s place. `applied` is the newest step it has applied, or is to begin after."""
+    """`peer`'s place. `applied` is the newest step it has applied, or is to begin after.
+
+    `misled`: how often what it was handed as a newcomer of this stage led to weights that are no replica's. At first it
+    takes states and totals from anyone; then all from one, and each time from the next, so that it finds who was wrong.
+    """
 
     peer: str
     rules: Rules
     applied: int = 0
     stage: int = -1
     view: View | None = None
+    misled: int = 0
     _routes: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
     _routes_by: View | None = None
 
@@ -129,7 +134,29 @@ class Place:
         if step == view.restored:
             held = view.holders[self.stage] if self.stage < len(view.holders) else ()
             return tuple(peer for peer in held if peer != self.peer)
-        return tuple(peer for peer in self.group(step) if peer != self.peer)
+        return self.guides(tuple(peer for peer in self.group(step) if peer != self.peer))
+
+    def guides(self, peers: tuple[str, ...]) -> tuple[str, ...]:
+        """Whom of `peers` it takes from: all, or one."""
+        if not self.misled or len(peers) < 2:
+            return peers
+        return (sorted(peers)[(self.misled - 1) % len(peers)],)
+
+    @property
+    def guide(self) -> str:
+        """The only one from whom it takes what it follows; "": there are several, or it follows nobody."""
+        there = self.followed(self.applied + 1)
+        return there[0] if len(there) == 1 else ""
+
+    def misled_until(self, epoch: int, stage: int) -> tuple[int, str]:
+        """See `protocol.stage_machine`."""
+        anew = (self.newest.epoch, self.stage) == (epoch, stage) and self.peer not in self.group(self.applied + 1)
+        return (self.misled + 1, self.guide) if anew else (0, "")
+
+    def followed(self, step: int) -> tuple[str, ...]:
+        """From whom it takes the total of `step`: nobody in particular if it has a share in it."""
+        group = self.group(step)
+        return () if self.peer in group else self.guides(group)
 
     def newcomers(self, step: int) -> tuple[str, ...]:
         """Who is to begin from this stage's state after `step`."""

@@ -7,12 +7,15 @@ day, and the coordinator's newer ones would be turned away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import BadSignature
-from protocol.signing import SigningKey, open_record
+from protocol.signing import MAX_RECORD_BYTES, SigningKey, open_record
 
 MANIFEST, VIEW, PROGRESS = "manifest", "view", "progress"
+LARGEST = {MANIFEST: 1 << 16, VIEW: MAX_RECORD_BYTES, PROGRESS: 1 << 17}  # bytes
 CLOCK_SECONDS = 5.0  # how far the clocks of two nodes may differ
 
 
@@ -45,3 +48,25 @@ def is_coordinators(key: str, record: bytes, expires: float, coordinator_key: st
     except BadSignature:
         return False
     return isinstance(signed, int | float) and expires <= signed + CLOCK_SECONDS
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of one run: a DHT node of it takes these and no others.
+
+    Attributes:
+        sizes: the most bytes of each, by its whole key.
+    """
+
+    run_id: str
+    coordinator_key: str
+    sizes: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = {record_key(self.run_id, kind): most for kind, most in LARGEST.items()}
+        object.__setattr__(self, "sizes", sizes)
+
+    def genuine(self, key: str, record: bytes, expires: float) -> bool:
+        """Whether `record` is the run's, under `key` and until `expires`."""
+        fits = len(record) <= self.sizes.get(key, -1)
+        return fits and is_coordinators(key, record, expires, self.coordinator_key)

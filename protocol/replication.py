@@ -18,6 +18,8 @@ themselves. A part is kept until the next step is applied, a total for two steps
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from protocol.blob import Blob, BlobKey, BlobKind, Offer
 from protocol.effects import Compute, Differs, Effect, LostTrack, Reduce, Refuse, SendGone, SendOffer, WantBlob
 from protocol.events import BlobGone, BlobWanted, Offered
@@ -43,6 +45,7 @@ class Replication:
         self._halted = False
         self._applying = 0  # the view by which the step is being applied, or was last looked at
         self._adding = False
+        self._handed = self._handing = ""  # who gave the total of the newest step, and of the one being applied
 
     # Work
 
@@ -54,6 +57,7 @@ class Replication:
                 outlive them: the others apply the step, this peer dies, and nobody can make its gradients again.
         """
         self._applying = self._place.newest.number
+        self._handing = ""
         compute = self._next(effects, delivered)
         self._adding = compute is not None and compute.action == APPLY
         return compute
@@ -64,8 +68,10 @@ class Replication:
         keep = len(group) > 1 or bool(followers)
         if place.skips(step):
             return Compute(step, APPLY, Reduce(skip=True))
-        if step in self._totals:
+        whole = self._whole(group)
+        if step in self._totals and not whole:
             total, donor = self._totals[step]
+            self._handing = donor
             return Compute(step, APPLY, Reduce((total,), keep=keep, donor=donor))
         if place.peer not in group or self._halted:
             return None
@@ -75,16 +81,32 @@ class Replication:
             if not delivered and len(group) > 1:
                 return None
             return Compute(step, PART, tuple(place.routed(step)))
-        parts = [self._own if peer == place.peer else self._part_of(peer) for peer in group]
-        whole = tuple(part for part in parts if part is not None)
-        if len(whole) < len(group):
+        if not whole:
             return None
         hashes = tuple((peer, part.offer.meta.weights) for peer, part in zip(group, whole, strict=True))
         if len({weights for _, weights in hashes}) > 1:
             self._halted = True
-            effects.append(Differs(step, hashes))
+            effects += self._differ(step, hashes)
             return None
         return Compute(step, APPLY, Reduce(whole, group, keep=True))
+
+    def _differ(self, step: int, hashes: tuple[tuple[str, str], ...]) -> list[Effect]:
+        """Weights are unlike. Who was handed the total of the step before concedes: the others applied another one."""
+        own = dict(hashes)[self._place.peer]
+        if not self._handed or 2 * [weights for _, weights in hashes].count(own) > len(hashes):
+            return [Differs(step, hashes)]
+        conceded = tuple((peer, "" if peer == self._place.peer else weights) for peer, weights in hashes)
+        return [Differs(step, conceded)]
+
+    def _whole(self, group: tuple[str, ...]) -> tuple[Blob, ...]:
+        """The parts of all in `group`, if they are all here.
+
+        Then no total is needed: who had added up others by an older view would not have given its part to this one. Nor
+        is anybody's total believed rather than the own sum.
+        """
+        parts = [self._own if peer == self._place.peer else self._part_of(peer) for peer in group]
+        there = tuple(part for part in parts if part is not None)
+        return there if self._place.peer in group and len(there) == len(group) else ()
 
     def part_made(self, blob: Blob) -> list[Effect]:
         """The own part is there; if a view has changed what it must cover meanwhile, it is made again."""
@@ -98,6 +120,7 @@ class Replication:
     def applied(self, total: Blob | None) -> list[Effect]:
         """The step is applied; `place.applied` names it."""
         step = self._place.applied
+        self._handed = self._handing
         followers = self._place.followers(step)
         self._forget_step()
         if total is not None:
@@ -168,6 +191,9 @@ class Replication:
         covers = tuple(place.routed(offer.key.step, event.peer))
         if offer.meta.covers != covers:
             return [Refuse(event.peer, f"expected a part of microbatches {covers}, got {offer.meta.covers}")]
+        stray = _stray_losses(offer, covers if place.stage == place.last_stage else ())
+        if stray:
+            return [Refuse(event.peer, f"expected the losses of microbatches that are in the part, got {stray[:3]}")]
         before = self._offers.pop(event.peer, offer)
         self._offers[event.peer] = offer
         if before.id not in {other.id for other in self._offers.values()}:
@@ -177,6 +203,13 @@ class Replication:
     def _total_offered(self, event: Offered) -> list[Effect]:
         step = event.offer.key.step
         if step in self._totals or step > self._place.applied + FETCHED_AHEAD:
+            return []
+        count = self._place.rules.microbatches(step) if self._place.stage == self._place.last_stage else 0
+        stray = _stray_losses(event.offer, range(count))
+        if stray:
+            return [Refuse(event.peer, f"expected the losses of {count} microbatches, got {stray[:3]}")]
+        guides = self._place.followed(self._place.applied + 1)
+        if guides and event.peer not in guides:
             return []
         return [*self._exchange.fetch(event.offer, event.peer)]
 
@@ -223,6 +256,16 @@ class Replication:
         key = BlobKey(BlobKind.PART, place.stage, step)
         return [(peer, key) for peer in group if peer != place.peer and self._part_of(peer) is None]
 
+    def waits_for(self) -> str:
+        """What is awaited of other replicas, in words; "": nothing."""
+        place, step = self._place, self._place.applied + 1
+        for peer, key in self.awaited():
+            # Who has applied the step meanwhile gives its total in place of his part.
+            of_total = self._exchange.progress(BlobKey(BlobKind.TOTAL, place.stage, step))
+            here, total = max(self._exchange.progress(key), of_total)
+            return f"the {key.kind} of step {step} from {peer} ({here} of {total or '?'} chunks)"
+        return ""
+
     def wants(self) -> list[Effect]:
         """Questions for what is awaited and not on its way."""
         place, step = self._place, self._place.applied + 1
@@ -266,3 +309,9 @@ def _is_past(key: BlobKey, oldest_part: int, oldest_total: int) -> bool:
         return False
     # The others may still be fetching the part of the step just applied; to apply the next one they need not.
     return key.step < (oldest_part if key.kind is BlobKind.PART else oldest_total)
+
+
+def _stray_losses(offer: Offer, expected: Collection[int]) -> list[int]:
+    """The microbatches of which `offer` tells a loss that it cannot know, or tells it twice."""
+    told = [microbatch for microbatch, _ in offer.meta.losses]
+    return [microbatch for microbatch in told if microbatch not in expected or told.count(microbatch) > 1]

@@ -13,6 +13,8 @@ from protocol.shares import smoothed
 from protocol.stage_cost import StageCost
 from protocol.view import Replica, View
 
+MOST_AHEAD = 4  # steps: stages are about one apart, and a few reports may be lost
+
 
 @dataclass(slots=True)
 class Member:
@@ -109,6 +111,11 @@ class Roster:
         """Those of `seated` that share the work, before or after the view's first step."""
         return ((r, m) for r, m in self.seated(stage) if r.weight > 0 or r.before > 0)
 
+    def is_replica(self, peer: str, step: int) -> bool:
+        """Whether `peer` has a part in `step` or later ones: till then it follows, also who is about to enter."""
+        first = self.view.first_step if self.view is not None else 0
+        return any(r.peer == peer and (r.before > 0 or step >= first) for r, _ in self.workers())
+
     def learners(self, stage: int | None = None) -> Iterator[tuple[Replica, Member]]:
         """Those of `seated` that only follow."""
         return ((r, m) for r, m in self.seated(stage) if r.weight == 0 and r.before == 0)
@@ -131,6 +138,14 @@ class Roster:
         if not steps:
             return self.view.restored if self.view is not None else 0
         return min(max(steps), statistics.median_low(steps) + 2)
+
+    def most_applied(self, peer: str, last: int) -> int:
+        """The newest step that `peer` can have applied: nobody gets far ahead of all others, on whom its steps depend.
+
+        If reports of all were lost for long, the next ones are believed a few steps at a time. `last` is the run's.
+        """
+        others = [m.applied for r, m in self.workers() if r.peer != peer and m.applied is not None]
+        return min(last, max(others, default=last) + MOST_AHEAD)
 
     @property
     def applied_everywhere(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -17,6 +17,7 @@ from protocol.token_bucket import TokenBucket
 from protocol.view import View
 
 SEATINGS_A_SECOND, FREE_SEATINGS = 0.5, 8
+MOST_LOST_PLACES = 256
 
 
 class Phase(Enum):
@@ -52,6 +53,16 @@ class Terms:
 
 
 @dataclass(slots=True)
+class Differing:
+    """Replicas of a stage say that weights differ before `step`: all hashes, by who says so, in one view."""
+
+    step: int
+    view: int
+    since: float
+    words: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class RunState:
     """The run's state.
 
@@ -72,6 +83,11 @@ class RunState:
         progressed: when the newest step last grew, or the run last went on.
         followed: when it was last decided what follows; ticked: at a tick, the time for what is not urgent.
         seatings: bounds the views that give newcomers a place.
+        differing: of a stage, who says whose weights differ before which step, until it is settled.
+        diverged: of a stage, the step that some could not do, and who they were.
+        lost_places: the stage where a peer was that lost its place lately.
+        doubts: whose copies of states are not counted on, and who says that they are wrong.
+        lost_at: the newest step there was when somebody who worked was lost.
         planned_at, moved_at: the steps of the last plan and move, and the time of the last plan.
     """
 
@@ -101,6 +117,11 @@ class RunState:
     planned_at: tuple[int, float] = (0, 0.0)
     moved_at: int = 0
     seatings: TokenBucket = field(default_factory=lambda: TokenBucket(SEATINGS_A_SECOND, FREE_SEATINGS))
+    differing: dict[int, Differing] = field(default_factory=dict)
+    diverged: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
+    lost_at: int = -1
+    doubts: dict[str, str] = field(default_factory=dict)
+    lost_places: dict[str, int] = field(default_factory=dict)
     end: End | None = None
     _said: dict[str, str] = field(default_factory=dict)
 
@@ -142,6 +163,40 @@ class RunState:
         self.roster.view = replace(view, number=self.next_view)
         self.next_view += 1
         return [Issue(self.roster.view, reason)]
+
+    def place_of(self, peer: str) -> int | None:
+        """The stage at which `peer` is, or was until it lost its place."""
+        member = self.members.get(peer)
+        return member.stage if member is not None and member.stage is not None else self.lost_places.get(peer)
+
+    def note_place(self, peer: str, stage: int) -> None:
+        """`peer` has lost its place at `stage`."""
+        self.lost_places.pop(peer, None)
+        self.lost_places[peer] = stage
+        while len(self.lost_places) > MOST_LOST_PLACES:
+            del self.lost_places[next(iter(self.lost_places))]
+
+    def doubt(self, keeper: str, by: str) -> bool:
+        """`by` could not begin from what `keeper` has in its files. Whether that is new."""
+        new = self.doubts.get(keeper) != by
+        self.doubts[keeper] = by
+        return new
+
+    @property
+    def doubted(self) -> set[str]:
+        """Those whose files are counted on only if there are no others."""
+        return {keeper for keeper, by in self.doubts.items() if not self.conduct.quarrels.is_wrong(by)}
+
+    def diverged_before(self, stage: int, step: int, peer: str) -> bool:
+        """`peer` could not do `step`. Whether another one of its stage had said so of the same step.
+
+        A report may have been lost, so the next step is the same.
+        """
+        known, peers = self.diverged.get(stage, (step, set()))
+        if abs(known - step) > 1:
+            known, peers = step, set()
+        self.diverged[stage] = known, peers | {peer}
+        return bool(peers - {peer})
 
     def say(self, about: str, text: str) -> list[Effect]:
         """A notice, if it is not what was said last about the same thing. "" is never said, and forgets the last."""

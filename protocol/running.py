@@ -53,7 +53,7 @@ def _seat(run: RunState, now: float) -> list[Effect]:
     """
     start = run.margin_step
     seated: list[str] = []
-    while (found := next_learner(run.roster, run.costs, start)) is not None:
+    while (found := next_learner(run.roster, run.costs, start, run.conduct.quarrels.apart)) is not None:
         if not seated and run.seatings.take(now) > 0:
             return []
         assert run.view is not None

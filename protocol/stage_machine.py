@@ -22,7 +22,7 @@ Rules
 
 from __future__ import annotations
 
-from protocol.blob import BlobKey, BlobKind
+from protocol.blob import BlobKind
 from protocol.early import AHEAD_STEPS, EarlyEvents
 from protocol.effects import Accuse, Compute, Effect, Refuse, SendChunk, StepApplied
 from protocol.events import (
@@ -44,7 +44,6 @@ from protocol.events import (
     Wanted,
 )
 from protocol.exchange import Exchange
-from protocol.frame import Kind
 from protocol.place import Place, Rules
 from protocol.replication import Replication
 from protocol.state_transfer import StateTransfer
@@ -52,12 +51,14 @@ from protocol.step_flow import StepFlow
 from protocol.view import View
 from protocol.work import Verb
 
+MISLED = "what it handed out led to other weights than the replicas'"
+
 
 class StageMachine:
     """The protocol state of `peer`, which has applied `applied` steps, or is to fetch the state after them."""
 
-    def __init__(self, peer: str, rules: Rules, applied: int = 0, lacking: bool = False) -> None:
-        self._place = Place(peer, rules, applied)
+    def __init__(self, peer: str, rules: Rules, applied: int = 0, lacking: bool = False, misled: int = 0) -> None:
+        self._place = Place(peer, rules, applied, misled=misled)
         self._exchange = Exchange()
         self._flow = StepFlow(self._place)
         self._replication = Replication(self._place, self._exchange)
@@ -92,6 +93,13 @@ class StageMachine:
         """Whether it has no state yet."""
         return self._states.lacking
 
+    def misled_until(self, epoch: int, stage: int) -> tuple[int, str]:
+        """How often it was misled (`protocol.place`), now that a view of `epoch` gives it another place at `stage`.
+
+        And who alone had handed out what it followed; "": several, or it was not misled this time.
+        """
+        return (0, "") if self.view is None or self.lacking else self._place.misled_until(epoch, stage)
+
     @property
     def finished(self) -> bool:
         """Whether the newest view asks for no further step."""
@@ -122,18 +130,7 @@ class StageMachine:
         if self.lacking:
             here, total = self._exchange.progress(self._states.key)
             return f"the state of stage {self.stage} after step {self.applied} ({here} of {total or '?'} chunks)"
-        step = self.applied + 1
-        for microbatch, kind in self._flow.missing():
-            word, stage = ("coordinates", self.stage - 1) if kind is Kind.FORWARD else ("gradient", self.stage + 1)
-            return f"the {word} of step {step}, microbatch {microbatch} from stage {stage}"
-        for microbatch, peer in self._flow.unused():
-            return f"word that {peer} has used the gradient of step {step}, microbatch {microbatch}"
-        for peer, key in self._replication.awaited():
-            # Who has applied the step meanwhile gives its total in place of his part.
-            of_total = self._exchange.progress(BlobKey(BlobKind.TOTAL, self.stage, step))
-            here, total = max(self._exchange.progress(key), of_total)
-            return f"the {key.kind} of step {step} from {peer} ({here} of {total or '?'} chunks)"
-        return "nothing"
+        return self._flow.waits_for() or self._replication.waits_for() or "nothing"
 
     # Events
 
@@ -285,6 +282,8 @@ class StageMachine:
         if self.view is None:
             return []
         asks = self._exchange.again() if peer is None else self._exchange.link_back(peer)
+        if peer is None and self._place.misled and self.peer not in self._place.group(self.applied + 1):
+            self._place.misled += 1  # who gives nothing is no guide
         effects: list[Effect] = [*asks, *self._states.wants()]
         if self.lacking:
             return effects

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from protocol.blob import Blob, BlobKey, BlobKind
 from protocol.effects import (
+    Accuse,
     Compute,
     Effect,
     FindState,
@@ -36,6 +37,8 @@ class StateTransfer:
         self._place, self._exchange = place, exchange
         self.lacking = lacking
         self._blob: Blob | None = None
+        self._donors: tuple[str, ...] = ()
+        self._wrong: set[str] = set()  # who handed out a state that it is not
         self._due: set[str] = set()
         self._kept: set[BlobKey] = set()
         self._gone: set[str] = set()
@@ -71,11 +74,23 @@ class StateTransfer:
         """The state that was fetched is loaded; `weights` is the hash of what was loaded."""
         assert self._blob is not None
         claimed, self._blob = self._blob.offer.meta.weights, None
-        if claimed != weights:
-            return [LostTrack(f"the state of step {self._place.applied} has weights {weights}, offered were {claimed}")]
+        right = self._right(self.key) or claimed
+        if weights != right:
+            reason = f"the state of step {self._place.applied} has weights {weights}, expected were {right}"
+            return [*(effect for donor in self._donors for effect in self._is_wrong(donor, reason)), *self.wants()]
         self.lacking = False
         self._kept.add(self.key)
         return [Ready(self._place.applied, weights)]
+
+    def _right(self, key: BlobKey) -> str:
+        """The hash that its weights must have, as the coordinator knows it; "": it does not."""
+        return self._place.newest.hash_of(key.stage, key.step)
+
+    def _is_wrong(self, donor: str, reason: str) -> list[Effect]:
+        """`donor` is not asked for this state again."""
+        known = donor in self._wrong
+        self._wrong.add(donor)
+        return [] if known else [Accuse(donor, reason, state=True)]
 
     def spoiled(self) -> None:
         """What was fetched cannot be loaded; it is asked for again after a stall."""
@@ -112,6 +127,15 @@ class StateTransfer:
             return [Refuse(event.peer, f"expected the state of {key.stage}, {key.step} from who serves that stage")]
         if offer.size != place.rules.blob_bytes(key):
             return [Refuse(event.peer, f"expected a state of {place.rules.blob_bytes(key)} bytes, got {offer.size}")]
+        if own and place.misled and event.peer not in place.sources(key.step):
+            return []  # from one at a time
+        if own and event.peer in self._wrong:
+            return [Refuse(event.peer, f"expected another state than it had handed out of {key.stage}, {key.step}")]
+        right = self._right(key)
+        if own and right and offer.meta.weights != right:
+            reason = f"expected the state of {key.stage}, {key.step} with weights {right}, got {offer.meta.weights}"
+            asks = self._exchange.refused(event.peer, key)
+            return [*asks, Refuse(event.peer, reason), *self._is_wrong(event.peer, reason), *self.wants()]
         if own and self._blob is not None:
             return [SendTaken(event.peer, offer.id)]
         if kept:  # those who had an older one have given it up too
@@ -123,7 +147,7 @@ class StateTransfer:
         taken: list[Effect] = [SendTaken(donor, blob.offer.id) for donor in donors]
         self._exchange.abandon(lambda key: key == blob.key)
         if self.lacking and blob.key == self.key:
-            self._blob = blob
+            self._blob, self._donors = blob, donors
             return taken
         self._kept.add(blob.key)
         return [KeepState(blob), *taken]
@@ -169,7 +193,7 @@ class StateTransfer:
         self._gone.add(event.peer)
         if self._blob is not None or self._exchange.has_donors(self.key):
             return asks
-        if not set(self._place.sources(self._place.applied)) <= self._gone:
+        if not set(self._place.sources(self._place.applied)) - self._wrong <= self._gone:
             return asks
         return [*asks, LostTrack(f"nobody has the state of stage {self._place.stage} after step {self._place.applied}")]
 
@@ -178,7 +202,8 @@ class StateTransfer:
         if not self.lacking or self._blob is not None or self._exchange.has_donors(self.key):
             return []
         number, place = self._place.newest.number, self._place
-        sources = [peer for peer in place.sources(place.applied) if place.newest.stage_of(peer) is not None]
+        there = [peer for peer in place.sources(place.applied) if place.newest.stage_of(peer) is not None]
+        sources = [peer for peer in there if peer not in self._wrong]
         if not sources:
             return [LostTrack(f"nobody is left who has the state of stage {place.stage} after step {place.applied}")]
         return [WantBlob(peer, number, self.key) for peer in sources]

@@ -6,12 +6,12 @@ been calm for a while, since they follow measurements that the last change has j
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from protocol.agreement import Agreement
 from protocol.membership_events import short_peer
-from protocol.placement import Move, better_place, neediest
+from protocol.placement import Move, Worker, better_place, neediest
 from protocol.roster import Roster
 from protocol.shares import better_shares, shares
 from protocol.stage_cost import StageCost
@@ -134,8 +134,14 @@ def _listed(weights: Mapping[str, float]) -> str:
     return ", ".join(f"{short_peer(peer)} {weight:g}" for peer, weight in weights.items())
 
 
-def next_learner(roster: Roster, costs: Sequence[StageCost], start: int) -> tuple[str, int] | None:
-    """A member without a place, and the stage that it should follow from the state after `start` on."""
+def next_learner(
+    roster: Roster, costs: Sequence[StageCost], start: int, apart: Callable[[str], Collection[str]] = lambda peer: ()
+) -> tuple[str, int] | None:
+    """A member without a place, and the stage that it should follow from the state after `start` on.
+
+    Args:
+        apart: those beside whom a peer is not to be, with whom it has quarrelled.
+    """
     assert roster.view is not None
     if start >= roster.view.last_step:
         return None
@@ -146,10 +152,27 @@ def next_learner(roster: Roster, costs: Sequence[StageCost], start: int) -> tupl
     }
     workers = roster.resources(costs) if free else []
     for peer, member in free.items():
-        stage = member.target if member.target is not None else neediest(costs, workers, member.memory)
+        stage = member.target
+        if stage is None:
+            stage = _neediest(roster, costs, workers, member.memory, apart(peer))
         if stage is None:
             continue
         fetching = [m for _, m in roster.learners(stage) if m.applied is None]
         if len(fetching) < MOST_FETCHING:
             return peer, stage
     return None
+
+
+def _neediest(
+    roster: Roster, costs: Sequence[StageCost], workers: Sequence[Worker], memory: int, apart: Collection[str]
+) -> int | None:
+    """The stage that needs a peer most, of those which are not beside a peer in `apart`."""
+    closed = {
+        s + d for peer in apart if (m := roster.members.get(peer)) and (s := m.stage) is not None for d in (-1, 0, 1)
+    }
+    if not closed:
+        return neediest(costs, workers, memory)
+    stages = [stage for stage in range(len(costs)) if stage not in closed]
+    among = [replace(w, stage=stages.index(w.stage) if w.stage in stages else None) for w in workers]
+    chosen = neediest([costs[stage] for stage in stages], among, memory) if stages else None
+    return None if chosen is None else stages[chosen]

@@ -157,6 +157,16 @@ class StepFlow:
         kinds = {Phase.WAITING: Kind.FORWARD, Phase.FORWARDED: Kind.BACKWARD}
         return [(m, kinds[self.state.phase(m)]) for m in self.state if self.state.phase(m) in kinds]
 
+    def waits_for(self) -> str:
+        """What is awaited from neighbours, in words; "": nothing."""
+        step, here = self._place.applied + 1, self._place.stage
+        for microbatch, kind in self.missing():
+            word, stage = ("coordinates", here - 1) if kind is Kind.FORWARD else ("gradient", here + 1)
+            return f"the {word} of step {step}, microbatch {microbatch} from stage {stage}"
+        for microbatch, peer in self.unused():
+            return f"word that {peer} has used the gradient of step {step}, microbatch {microbatch}"
+        return ""
+
     def unused(self) -> list[tuple[int, str]]:
         """(microbatch, peer): gradients of the step that are made and of which that peer has not said it used them.
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import RemoteError
+from protocol.plain_text import is_plain, plain
 
 MOST_SKIPPED = 1000
 MOST_SHARE = 1e9  # sums and products of shares must stay finite
@@ -51,7 +52,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`stages[s]` are the replicas of stage s; `holders[s]` are peers that have its state after `restored` in files."""
+    """`stages[s]` are the replicas of stage s; `holders[s]` are peers that have its state after `restored` in files.
+
+    `restored_hashes[s]`: the hash of that state's weights, as its replicas had reported it; "": not known.
+    """
 
     number: int
     first_step: int
@@ -60,6 +64,7 @@ class View:
     epoch: int = 0
     restored: int = 0
     holders: tuple[tuple[str, ...], ...] = ()
+    restored_hashes: tuple[str, ...] = ()
     skipped: tuple[int, ...] = ()
 
     def stage_of(self, peer: str) -> int | None:
@@ -90,6 +95,11 @@ class View:
             return self.epoch > former.epoch
         return self.stage_of(peer) is not None and self.replica(peer).start == self.restored
 
+    def hash_of(self, stage: int, step: int) -> str:
+        """The hash that the weights of `stage` after `step` must have; "": any."""
+        known = step == self.restored and 0 <= stage < len(self.restored_hashes)
+        return self.restored_hashes[stage] if known else ""
+
     def share(self, replica: Replica, step: int) -> float:
         """The weight of `replica` in `step`."""
         return replica.weight if step >= self.first_step else replica.before
@@ -106,6 +116,11 @@ class View:
         """All living replicas."""
         return tuple(replica for replicas in self.stages for replica in replicas if replica.alive)
 
+    def everybody(self) -> frozenset[str]:
+        """All peers that it names: replicas, also those that were lost last, and holders."""
+        replicas = {replica.peer for replicas in self.stages for replica in replicas}
+        return frozenset(replicas.union(*self.holders))
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
         return {
@@ -115,6 +130,7 @@ class View:
             "epoch": self.epoch,
             "restored": self.restored,
             "holders": [list(peers) for peers in self.holders],
+            "restored_hashes": list(self.restored_hashes),
             "skipped": list(self.skipped),
             "stages": [
                 [[r.peer, list(r.addresses), r.weight, r.before, r.start, r.lost] for r in replicas]
@@ -132,9 +148,10 @@ class View:
         try:
             stages = tuple(tuple(_replica(entry) for entry in replicas) for replicas in value["stages"])
             number, first, last, epoch, restored = (int(value[name]) for name in _NUMBERS)
-            holders = tuple(tuple(map(str, peers)) for peers in value["holders"])
+            holders = tuple(tuple(plain(peer) for peer in peers) for peers in value["holders"])
+            hashes = tuple(plain(digest) for digest in value["restored_hashes"])
             skipped = tuple(int(step) for step in value["skipped"])
-            view = cls(number, first, last, stages, epoch, restored, holders, skipped=skipped)
+            view = cls(number, first, last, stages, epoch, restored, holders, hashes, skipped)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
         alive = all(any(r.alive for r in replicas) for replicas in stages)
@@ -150,4 +167,6 @@ class View:
 
 def _replica(entry: Any) -> Replica:
     peer, addresses, weight, before, start, lost = entry
-    return Replica(str(peer), tuple(map(str, addresses)), float(weight), float(before), int(start), int(lost))
+    if not all(is_plain(text) for text in (peer, *addresses)):
+        raise ValueError("a peer or an address that cannot be printed")
+    return Replica(peer, tuple(addresses), float(weight), float(before), int(start), int(lost))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protocol.assignment import Assignment, Candidate, Shortage, assign
 from protocol.detector import CEILING_SECONDS
 from protocol.losses import gone
@@ -24,7 +26,7 @@ def wait(run: RunState, now: float) -> list[Effect]:
         return run.finish(False, f"all {run.terms.last_step} steps were done before")
     if run.stop is not None:
         return run.finish(True, f"{_losses(run)[0]}, while the run was to stop: {run.stop.reason}")
-    candidates = _candidates(run)
+    candidates = _trusted(run, _candidates(run))
     newest = _newest_allowed(run, candidates)
     held = {s for c in candidates for steps in c.held.values() for s in steps if newest is None or s <= newest} - {0}
     found = assign(candidates, run.costs, run.begins, newest)
@@ -48,6 +50,13 @@ def _candidates(run: RunState) -> list[Candidate]:
     return [
         Candidate(peer, m.held, m.stage, rates[peer], m.memory, hidden=not m.addresses) for peer, m in present.items()
     ]
+
+
+def _trusted(run: RunState, candidates: list[Candidate]) -> list[Candidate]:
+    """Without the files of those whose files were wrong, unless the run cannot go on so far without them."""
+    doubted = run.doubted
+    trusted = [replace(c, held={}) if c.peer in doubted else c for c in candidates]
+    return candidates if isinstance(assign(trusted, run.costs, run.begins), Shortage) else trusted
 
 
 def _newest_allowed(run: RunState, candidates: list[Candidate]) -> int | None:
@@ -108,10 +117,10 @@ def _go_on(run: RunState, found: Assignment) -> list[Effect]:
     gone(run, out, "")
     run.dead.clear()
     run.pace.restart()
-    run.agreement.clear()
+    run.agreement.clear_after(found.step)
     run.phase, run.waiting, run.winding, run.paused_at = Phase.RUNNING, ((), ""), "", False
     run.planned_at, run.moved_at = (found.step, run.planned_at[1]), found.step
-    run.reached, run.reached_known = found.step, True
+    run.reached, run.reached_known, run.lost_at = found.step, True, -1
     run.next_epoch = view.epoch + 1
     run.say("waiting", "")
     for member in run.members.values():
@@ -135,8 +144,11 @@ def _restored(run: RunState, found: Assignment) -> View:
             tuple(Replica(p, run.members[p].addresses, weights[p], weights[p], start=found.step) for p in peers)
         )
     first, last = found.step + 1, run.terms.last_step
-    epoch, skipped = run.next_epoch, run.skipped
-    return View(run.next_view, first, last, tuple(stages), epoch, found.step, found.holders, skipped=skipped)
+    restored_hashes = tuple(run.agreement.most(stage, found.step) for stage in range(len(stages)))
+    if not any(restored_hashes):
+        restored_hashes = ()
+    begun = View(run.next_view, first, last, tuple(stages), run.next_epoch, found.step, found.holders)
+    return replace(begun, restored_hashes=restored_hashes, skipped=run.skipped)
 
 
 def _why(run: RunState, found: Assignment) -> str:

@@ -15,7 +15,7 @@ from peers.run_folder import RunFolder
 from peers.takeover import addresses_of, refuse_second
 from protocol.errors import NetworkError, UserError
 from protocol.manifest import Manifest
-from protocol.records import is_coordinators
+from protocol.records import RunRecords
 from protocol.signing import SigningKey
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ async def _look(opened: Opened, known: list[str]) -> bool:
 async def _create(opened: Opened, settings: dict[str, Any], peers: list[str]) -> HivemindTransport:
     from peers.hivemind_transport import HivemindTransport
 
-    key = opened.manifest.coordinator_key
+    records = RunRecords(opened.manifest.run_id, opened.manifest.coordinator_key)
     return await HivemindTransport.create(
         **settings,
         initial_peers=peers,
-        record_guard=lambda name, record, expires: is_coordinators(name, record, expires, key),
+        record_guard=records.genuine,
+        record_sizes=records.sizes,
     )

@@ -25,7 +25,7 @@ from peers.peer_options import PeerOptions
 from peers.trace import NO_TRACE, StepTracer
 from protocol.errors import IsthmusError, UserError
 from protocol.invite import Invite
-from protocol.records import is_coordinators
+from protocol.records import RunRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,15 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
     from peers.peer_daemon import PeerDaemon
 
     local = all("/ip4/127." in address for address in invite.addresses)
+    records = RunRecords(invite.run_id, invite.coordinator_key)
     transport = await HivemindTransport.create(
         identity=own.folder / "peer.id",
         listen=[listen_address(options.host or ("127.0.0.1" if local else "0.0.0.0"), options.port)],
         announce=[options.announce] if options.announce else None,
         initial_peers=invite.addresses,
         no_listen=options.no_listen,
-        record_guard=lambda key, record, expires: is_coordinators(key, record, expires, invite.coordinator_key),
+        record_guard=records.genuine,
+        record_sizes=records.sizes,
         tracer=own.tracer or NO_TRACE,
     )
     try:

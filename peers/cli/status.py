@@ -16,7 +16,7 @@ from protocol.errors import BadSignature, UserError
 from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.membership_events import short_peer
-from protocol.records import PROGRESS, is_coordinators, read_record, record_key
+from protocol.records import PROGRESS, RunRecords, read_record, record_key
 
 STALE_SECONDS = 30.0
 
@@ -35,11 +35,13 @@ async def _look(invite: Invite, folder: Path) -> tuple[Manifest, dict[str, Any]]
     from peers.discovery import fetch_manifest
     from peers.hivemind_transport import HivemindTransport
 
+    records = RunRecords(invite.run_id, invite.coordinator_key)
     transport = await HivemindTransport.create(
         identity=folder / "observer.id",
         initial_peers=invite.addresses,
         no_listen=True,
-        record_guard=lambda key, record, expires: is_coordinators(key, record, expires, invite.coordinator_key),
+        record_guard=records.genuine,
+        record_sizes=records.sizes,
     )
     try:
         manifest = await fetch_manifest(transport, invite)

@@ -23,7 +23,8 @@ from compression.token_ids import decode_ids, encode_ids
 from protocol.config import RunConfig
 from protocol.errors import BadPart, NotFinite, RemoteError
 from protocol.frame import Buffer, Kind
-from protocol.model import flat
+from protocol.magnitudes import LARGEST_SUM, LARGEST_TOTAL, largest
+from protocol.model import bounds, flat
 from protocol.model.checksum import checksum
 from protocol.model.payload import BASIS_CODEC, codecs, coordinates_shape, ids_bytes, ids_shape
 from protocol.model.stage import Stage, confinement, whole_model_names
@@ -97,7 +98,7 @@ class StageEngine:
             RemoteError: the payload does not decode.
             NotFinite: the gradient is not.
         """
-        gradient = None if payload is None else self._decode(payload, codec)
+        gradient = None if payload is None else self._decode(Kind.BACKWARD, payload, codec)
         kept = self._kept.pop((step, microbatch))
         output = self._run(kept)[0] if kept.output is None else kept.output
         output.backward(None if gradient is None else gradient.to(self.device, output.dtype))  # type: ignore[no-untyped-call]
@@ -177,7 +178,7 @@ class StageEngine:
             # Added to -0.0 every number keeps its bits, -0.0 too; added to 0.0 it does not.
             tensors[BASIS] = torch.full(layout[BASIS], -0.0) if moving.next_DK is None else moving.next_DK
         part = flat.pack(tensors, layout)
-        if not flat.is_finite(part):
+        if not flat.is_within(part, LARGEST_SUM):
             raise NotFinite(step, f"expected finite gradients in step {step}, stage {self.stage.index}: {REMEDY}")
         return part
 
@@ -185,24 +186,30 @@ class StageEngine:
         """The exact length of a part, and of the total, of `step`."""
         return flat.size(part_layout(self.config, self.stage.index, step))
 
-    def take_total(self, step: int, parts: Sequence[Buffer]) -> Buffer:
+    def take_total(self, step: int, parts: Sequence[Buffer], basis_from: int | None = None) -> Buffer:
         """Add `parts` in the order given, and let the sum be what `average` and `apply` find. Returns it, the total.
 
         A total is taken as the only part. All replicas that are given the same bits in the same order do the same.
 
+        Args:
+            basis_from: which of several parts of a moving step has the new basis; None: not known.
+
         Raises:
-            BadPart: a part has another length, or numbers that are not finite; nothing was changed.
+            BadPart: a part has another length, numbers beyond its bound, or a basis that it should not have;
+                nothing was changed.
             RemoteError: the parts' basis is none, as if none or two had held it.
         """
         layout = part_layout(self.config, self.stage.index, step)
         for index, part in enumerate(parts):
             if len(part) != flat.size(layout):
                 raise BadPart(index, f"expected a part of {flat.size(layout)} bytes, got {len(part)}")
+        most = LARGEST_SUM if len(parts) > 1 else LARGEST_TOTAL
+        for index, part in enumerate(parts):
+            if not flat.is_within(part, most):
+                raise BadPart(index, f"expected a part of finite numbers of at most {most:g}, got others")
+        if basis_from is not None and BASIS in layout:
+            bounds.check_bases(parts, layout, basis_from)
         total = flat.add(parts)
-        if not flat.is_finite(total):
-            for index, part in enumerate(parts):
-                if not flat.is_finite(part):
-                    raise BadPart(index, "expected a part of finite numbers, got others")
         self._load_total(flat.unpack(total, layout))
         return total
 
@@ -262,6 +269,7 @@ class StageEngine:
         kept.output = None if self.config.pipeline.recompute else output
         self._kept[key] = kept
         if loss is not None:
+            bounds.check_own_loss(loss, *key)
             return Forwarded(None, loss)
         body = self._encode(Kind.FORWARD, send, output, key)
         carried = ids[:, -self._task.carried :].numpy()
@@ -281,6 +289,7 @@ class StageEngine:
         codec = self._codecs.by_tag(self.codec_tag(kind) if tag is None else tag)
         try:
             payload, _ = codec.encode(x, state)
+            bounds.check_own(codec, x, payload, largest(kind, self.stage.index, self.config.pipeline.stages))
         except CodecError as error:
             step, microbatch = key
             what = "coordinates" if kind is Kind.FORWARD else "gradient"
@@ -290,11 +299,14 @@ class StageEngine:
             ) from error
         return payload
 
-    def _decode(self, payload: Buffer, tag: int) -> torch.Tensor:
+    def _decode(self, kind: Kind, payload: Buffer, tag: int) -> torch.Tensor:
+        sender = self.stage.index + (-1 if kind is Kind.FORWARD else 1)
         try:
-            return self._codecs.by_tag(tag).decode(payload, coordinates_shape(self.config), self.device)
+            decoded = self._codecs.by_tag(tag).decode(payload, coordinates_shape(self.config), self.device)
+            bounds.check(decoded, largest(kind, sender, self.config.pipeline.stages))
         except CodecError as error:
             raise RemoteError(str(error)) from error
+        return decoded
 
     def _decode_forward(self, payload: Buffer, tag: int) -> tuple[torch.Tensor, torch.Tensor]:
         view, split = memoryview(payload), ids_bytes(self.config)
@@ -302,7 +314,7 @@ class StageEngine:
             ids = torch.from_numpy(decode_ids(view[:split], ids_shape(self.config), self._task.alphabet))
         except CodecError as error:
             raise RemoteError(str(error)) from error
-        return ids, self._decode(view[split:], tag)
+        return ids, self._decode(Kind.FORWARD, view[split:], tag)
 
 
 def gradient_rounding(seed: int, stage: int, step: int, microbatch: int) -> Rounding:

@@ -58,6 +58,12 @@ def unpack(data: Buffer, layout: Layout) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def tensor(data: Buffer, layout: Layout, name: str) -> NDArray[np.float32]:
+    """One tensor of `data`, flat, without a copy."""
+    start = sum(math.prod(layout[before]) for before in list(layout)[: list(layout).index(name)])
+    return numbers(data)[start : start + math.prod(layout[name])]
+
+
 def add(parts: Sequence[Buffer]) -> Buffer:
     """First + second + ..., number by number in float32: the same bits wherever the order is the same.
 
@@ -71,9 +77,10 @@ def add(parts: Sequence[Buffer]) -> Buffer:
     return total.data.cast("B").toreadonly()
 
 
-def is_finite(data: Buffer) -> bool:
-    """Whether no number is infinite or a NaN."""
-    return bool(np.isfinite(numbers(data)).all())
+def is_within(data: Buffer, largest: float) -> bool:
+    """Whether all numbers are in -largest..largest, and so none is infinite or a NaN."""
+    flat = numbers(data)
+    return not len(flat) or bool(flat.min() >= -largest and flat.max() <= largest)  # a NaN is what both give then
 
 
 def check_size(data: Buffer, layout: Layout) -> None:

@@ -24,7 +24,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from lab_checks.probe import Meter, say
 from peers.hivemind_transport import HivemindTransport
 from peers.transport import FrameReceived
-from protocol.frame import Frame, Header, Kind, control
+from protocol.frame import Frame, Header, Kind, control, parse_control
 
 HANDLER = "lab-check"
 ECHO_HANDLER = "lab-check-echo"
@@ -65,6 +65,7 @@ async def serve(host: str, skip: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         transport = await HivemindTransport.create(identity=Path(folder) / "id", listen=[listen])
         transport.limit(Kind.FORWARD, SINGLE_BYTES)
+        transport.trust((), patience=10.0)
         receiving = asyncio.create_task(_receive(transport, float(skip)))
         raw = [str(address) for address in await p2p.get_visible_maddrs()]
         say(raw=raw, transport=await transport.addresses())
@@ -79,7 +80,9 @@ async def _receive(transport: HivemindTransport, skip: float) -> None:
     while True:
         event = await transport.receive()
         if isinstance(event, FrameReceived):
-            if len(event.frame.payload) == SINGLE_BYTES:
+            if event.frame.header.kind is Kind.CONTROL and parse_control(event.frame.payload)["type"] == "hello":
+                transport.trust({event.peer})
+            elif len(event.frame.payload) == SINGLE_BYTES:
                 transport.send(event.peer, control({"type": "answer"}))
             elif event.frame.header.kind is Kind.CONTROL:
                 say(bytes_per_second=meter.bytes_per_second)
@@ -142,7 +145,9 @@ async def _over_transport(addresses: list[str], seconds: float) -> None:
         transport = await HivemindTransport.create(
             identity=Path(folder) / "id", no_listen=True, initial_peers=addresses
         )
+        transport.trust({peer})
         await transport.connect(peer, addresses)
+        transport.send(peer, control({"type": "hello"}))
         if seconds:
             await _send_frames(transport, peer, seconds)
         else:

@@ -49,7 +49,8 @@ class Checks:
         most = run.microbatches + (run.move_every > 0)
         peers = len(self._swarm.peers)
         limits = {"tensors": 8 * most, "blobs": KEPT_BLOBS + 2 * peers, "early": (2 * most + 16) * (peers + 4)}
-        in_flight = most if self._scenario.gpipe else self._scenario.window + 1
+        # A view may bring a microbatch that is older than all in flight, which goes first; so may the next view.
+        in_flight = most if self._scenario.gpipe else self._scenario.window + 1 + host.views
         said = f"{host.peer.name} has {machine.most_in_flight} microbatches in flight, at most {in_flight}"
         self.check(machine.most_in_flight <= in_flight, said)
         for name, kept in machine.kept.items():
@@ -135,11 +136,25 @@ class Checks:
                 return
         self._swarm.counts["refused: other"] += 1
 
+    def turned_away(self, name: str, reason: str) -> None:
+        """Beside a hostile peer nobody else pays for what it does."""
+        peer, scenario = self._swarm.peers[name], self._scenario
+        wrong = peer.bad or peer.hostile or any(fault.kind == "flip" for fault in scenario.faults)
+        said = f"{name} was turned away beside a hostile peer: {reason}"
+        self.check(wrong or not scenario.hostile or "too slow" in reason, said)
+
+    def _misled(self, host: Host, step: int) -> None:
+        """It began from, or applied, what the hostile peer handed out: it must be found out before it does work."""
+        self._swarm.counts["misled by a hostile peer"] += 1
+        self._swarm.trace("MISLED", f"{host.peer.name} at stage {host.stage} after step {step}")
+        host.tainted = True
+
     # At the end
 
     def ended(self) -> None:
         """Every stage had somebody who came to the last step, with the weights of the plain loop."""
-        stages = set(range(self._scenario.run.stages))
+        honest = {p.host.stage for p in self._swarm.peers.values() if p.alive and p.host is not None and not p.hostile}
+        stages = set(range(self._scenario.run.stages)) & (honest if self._scenario.hostile else set(range(99)))
         self.check(self._ended >= stages, f"the last step is applied at stages {sorted(self._ended)} only")
 
     def _right(self, host: Host) -> list[list[ToyState]]:
@@ -152,6 +167,8 @@ class Checks:
 
     def _same(self, host: Host, step: int) -> None:
         right = self._right(host)[step][host.stage]
+        if self._scenario.hostile and host.model.state != right:
+            self._misled(host, step)
         if host.tainted:
             self._swarm.counts["steps applied on a flipped bit"] += 1
             return

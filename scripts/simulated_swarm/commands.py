@@ -9,10 +9,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from simulated_swarm.checks import SimulationFailed
 from simulated_swarm.scenario import Scenario
 from simulated_swarm.swarm import Swarm
+
+LEEWAY_SECONDS = 60.0  # a run of a few seconds, that a silent peer holds up once
 
 
 def main() -> None:
@@ -72,7 +75,26 @@ def one(seed: int, trace: bool = False) -> tuple[Counter[str], str]:
         cause = failed.__cause__
         where = "" if cause is None else "".join(traceback.format_exception(cause)[-4:])
         return swarm.counts, f"FAILED {failed}\n{where}"
-    return swarm.counts, ""
+    return swarm.counts, _slowed(swarm)
+
+
+def _slowed(swarm: Swarm) -> str:
+    """Whether a hostile peer has slowed the run down to less than half: by the same seed without it.
+
+    Only where nothing else disturbs the run: a fault at another moment takes another time to heal.
+    """
+    scenario = swarm.scenario
+    if not scenario.hostile or scenario.faults:
+        return ""
+    alone = Swarm(replace(scenario, hostile=False)).run()
+    swarm.counts["hostile: runs timed against the same without it"] += 1
+    swarm.counts["hostile: tenths of its time"] += round(10 * swarm.clock.now / alone.clock.now)
+    if swarm.clock.now <= 2 * alone.clock.now + LEEWAY_SECONDS:
+        return ""
+    return (
+        f"FAILED seed {scenario.seed}: {swarm.clock.now:.0f} s beside a hostile peer, {alone.clock.now:.0f} s without\n"
+        f"  replay: {scenario.command}\n"
+    )
 
 
 def table(counts: Counter[str]) -> str:

@@ -146,8 +146,10 @@ class Coordinator:
                 self._feed(membership.Failed(sender, reason, True, epoch, step))
             case ("differs", int(step), dict(hashes)):
                 self._feed(membership.Differs(sender, step, hashes))
-            case ("accuse", str(accused), str(reason)):
-                self._feed(membership.Accused(sender, accused, reason))
+            case ("failed", str(reason), bool(fatal)):
+                self._feed(membership.Failed(sender, reason, fatal))
+            case ("accuse", str(accused), str(reason), bool(state)):
+                self._feed(membership.Accused(sender, accused, reason, state))
             case ("irreplaceable", int(epoch), int(step), str(reason)):
                 self._feed(membership.Irreplaceable(sender, epoch, step, reason))
             case ("lost track", str(reason)):
@@ -177,6 +179,7 @@ class Coordinator:
                 self._send(peer, ("admitted",))
                 self._send_view(peer)
             case membership.TurnAway(peer, reason):
+                self.swarm.checks.turned_away(peer, reason)
                 self._send(peer, ("turned away", reason))
             case membership.Issue(view):
                 self._issue(view)

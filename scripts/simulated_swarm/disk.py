@@ -28,6 +28,10 @@ class Disk:
         state, skipped = self._files.get((stage, step), (None, ()))
         return state if same_history(skipped, self.skipped, step) else None
 
+    def forget(self, stage: int, step: int) -> None:
+        """A file is no use."""
+        self._files.pop((stage, step), None)
+
     def held(self) -> dict[int, tuple[int, ...]]:
         """The steps that are there, by stage."""
         there = [key for key, (_, skipped) in self._files.items() if same_history(skipped, self.skipped, key[1])]

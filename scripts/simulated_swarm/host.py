@@ -69,7 +69,7 @@ CODEC = 5
 class Host:
     """`place` is (epoch, stage, start) of the peer's entry in the view that began it."""
 
-    def __init__(self, peer: Peer, view: View, place: tuple[int, int, int]) -> None:
+    def __init__(self, peer: Peer, view: View, place: tuple[int, int, int], misled: int = 0) -> None:
         self.peer, self.place = peer, place
         self._swarm, self._world = peer.swarm, peer.swarm.scenario
         _, self.stage, start = place
@@ -77,12 +77,16 @@ class Host:
         state = ToyState.first(run, self.stage) if start == 0 else None
         if start == view.restored and state is None:
             state = peer.disk.read(self.stage, start)
+            if state is not None and view.hash_of(self.stage, start) not in ("", state.hash):
+                peer.disk.forget(self.stage, start)
+                self._swarm.counts["wrong files set aside"] += 1
+                state = None
         self.model = ToyStage(run, self.stage, state or ToyState(0))
-        self.machine = StageMachine(peer.name, rules_of(peer), start, lacking=state is None)
+        self.machine = StageMachine(peer.name, rules_of(peer), start, lacking=state is None, misled=misled)
         self.stall = StallTimer(STALL_SECONDS, self._swarm.clock.now)
         self.computing: Compute | None = None
         self._credits = CreditMeter(self._world.window)
-        self.rerouted = 0  # the step that was under way when the newest view came
+        self.rerouted = self.views = 0  # the step that was under way when the newest view came; its views
         self.done = 0
         self.seconds: list[float] = []
         self.weights = "" if state is None else state.hash
@@ -117,6 +121,7 @@ class Host:
             return
         before = self.machine.view
         if isinstance(event, ViewChanged):
+            self.views = 1 + (self.views if self.rerouted == self.machine.applied + 1 else 0)
             self.rerouted = self.machine.applied + 1
         credits = self._credits.note(event, self.machine.applied + 1, self._swarm.clock.now)
         if credits is not None and self._world.measured:
@@ -152,7 +157,7 @@ class Host:
                 self.peer.report()
             case KeepState(blob):
                 self._swarm.counts["copies kept"] += 1
-                self.peer.write(blob.key.stage, blob.key.step, ToyState.unpack(bytes(blob.data)))
+                self.peer.write(blob.key.stage, blob.key.step, self.peer.handed_out(ToyState.unpack(bytes(blob.data))))
             case FindState(peer, key):
                 self._swarm.clock.after(self._compute_time(), lambda: self._found(peer, key))
             case Ready(step, weights):
@@ -161,9 +166,9 @@ class Host:
             case Differs(step, hashes):
                 self._swarm.counts["differs"] += 1
                 self.peer.tell(("differs", step, dict(hashes)))
-            case Accuse(peer, reason):
+            case Accuse(peer, reason, state):
                 self._swarm.counts["accused"] += 1
-                self.peer.tell(("accuse", peer, reason))
+                self.peer.tell(("accuse", peer, reason, state))
             case Irreplaceable(epoch, step, reason):
                 self._swarm.counts["irreplaceable"] += 1
                 self.peer.tell(("irreplaceable", epoch, step, reason))
@@ -180,8 +185,8 @@ class Host:
                 self._swarm.checks.sent(self, effect)
                 payload = GARBAGE if payload is not None and self.peer.spoils() else payload
                 self.peer.send(peer, Arrived(name, kind, view, step, microbatch, payload, CODEC), 500)
-            case SendOffer(peer, view, offer):
-                self.peer.send(peer, Offered(name, view, offer))
+            case SendOffer(peer, view):
+                self.peer.send(peer, Offered(name, view, self.peer.offers(effect).offer))
             case AskChunk(peer, blob, index):
                 self.peer.send(peer, ChunkAsked(name, blob, index))
             case SendChunk(peer, blob, index, data):
@@ -271,7 +276,7 @@ class Host:
                 model.reset(work.payload)
                 return None
             case Verb.STATE:
-                state = model.state
+                state = self.peer.handed_out(model.state)
                 return Blob.of(BlobKey(BlobKind.STATE, self.stage, work.step), state.pack(), Meta(weights=state.hash))
             case _:
                 return self._load(work)
@@ -323,6 +328,7 @@ class Host:
         if not self.here:
             return
         state = self.peer.disk.read(key.stage, key.step)
+        state = None if state is None else self.peer.handed_out(state)
         blob = None if state is None else Blob.of(key, state.pack(), Meta(weights=state.hash))
         self.feed(StateFound(peer, key, blob))
 

@@ -7,8 +7,10 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from protocol.effects import SendOffer
 from protocol.events import Event, Stalled, ViewChanged
 from protocol.peer_report import PeerReport
+from protocol.stage_machine import MISLED
 from protocol.view import View
 from simulated_swarm.disk import Disk
 from simulated_swarm.host import Host
@@ -25,6 +27,8 @@ MOST_EARLY = 16
 
 class Peer:
     """A machine of one owner. `session` counts its processes."""
+
+    hostile = False
 
     def __init__(self, swarm: Swarm, name: str) -> None:
         self.swarm, self.name = swarm, name
@@ -129,8 +133,12 @@ class Peer:
     def report(self) -> None:
         """Tell the coordinator how far it is."""
         self._next_report = self.swarm.clock.now + HEARTBEAT_SECONDS
+        self.tell(("reports", self.account()))
+
+    def account(self) -> PeerReport:
+        """How far it is."""
         host, view = self.host, self.view
-        self.tell(("reports", PeerReport(
+        return PeerReport(
             view=0 if view is None else view.number,
             epoch=0 if view is None else view.epoch,
             stage=None if host is None else host.stage,
@@ -142,7 +150,7 @@ class Peer:
             broken=self.swarm.network.broken(self.name) if self.swarm.rng.random() < 0.9 else (),
             microbatch_seconds=2 * statistics.fmean(host.seconds[-20:]) if host is not None and host.seconds else None,
             session=f"{self.name}#{self.session}",
-        )))  # fmt: skip
+        )  # fmt: skip
 
     def _join(self) -> None:
         self._next_report = self.swarm.clock.now + HEARTBEAT_SECONDS
@@ -174,6 +182,14 @@ class Peer:
             self.swarm.counts["garbage sent"] += 1
             return True
         return False
+
+    def handed_out(self, state: ToyState) -> ToyState:
+        """What others get for `state`."""
+        return state
+
+    def offers(self, offer: SendOffer) -> SendOffer:
+        """What others are offered in place of `offer`."""
+        return offer
 
     def _handle(self, sender: str, message: object) -> None:
         if isinstance(message, tuple):
@@ -219,13 +235,22 @@ class Peer:
             return
         place = (view.epoch, stage, view.replica(self.name).start)
         if self.host is None or self.host.place != place:
-            if self.host is not None:
+            former = self.host
+            if former is not None:
                 self.swarm.counts["places changed"] += 1
-            self.host = Host(self, view, place)
+            self.host = Host(self, view, place, self._misled(former, place))
         self.host.feed(ViewChanged(view))
         early, self._early = self._early, []
         for event in early:
             self._handle("", event)
+
+    def _misled(self, former: Host | None, place: tuple[int, int, int]) -> int:
+        """As `peers.tenure`."""
+        misled, guide = (0, "") if former is None else former.machine.misled_until(place[0], place[1])
+        self.swarm.counts["starts anew"] += misled > 0
+        if guide:
+            self.tell(("accuse", guide, MISLED, True))
+        return misled
 
     # The disk
 

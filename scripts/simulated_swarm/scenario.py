@@ -56,6 +56,7 @@ class Scenario:
         checkpoint_every: steps; `copies`: at how many other peers; `keep`: of how many a disk keeps those.
         joins: seconds after the start at which further peers come.
         bad: a peer sends garbage now and then.
+        hostile: one more peer joins that lies; not beside a peer that is broken: of two liars each is a witness.
         gpipe: all forwards of a step before its first backward; measured: of the credits, what was measured counts.
     """
 
@@ -81,6 +82,7 @@ class Scenario:
     bad: bool = False
     gpipe: bool = False
     measured: bool = True
+    hostile: bool = False
 
     @classmethod
     def drawn(cls, seed: int) -> Scenario:
@@ -115,7 +117,11 @@ class Scenario:
             gpipe=rng.random() < 0.2,
             measured=rng.random() < 0.5,
         )
-        return replace(drawn, run=replace(run, not_finite=_not_finite(rng, stages, steps)))
+        alone = not drawn.bad and all(fault.kind != "flip" for fault in drawn.faults)
+        hostile = rng.random() < 0.25 and alone  # drawn late: all else is as it was
+        return replace(
+            drawn, hostile=hostile, run=replace(run, not_finite=() if hostile else _not_finite(rng, stages, steps))
+        )
 
     @property
     def command(self) -> str:

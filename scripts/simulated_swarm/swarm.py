@@ -11,6 +11,7 @@ from simulated_swarm.checks import Checks
 from simulated_swarm.clock import Clock
 from simulated_swarm.coordinator import Coordinator
 from simulated_swarm.faults import Faults
+from simulated_swarm.hostile import Hostile
 from simulated_swarm.network import Network
 from simulated_swarm.peer import Peer
 from simulated_swarm.scenario import Scenario
@@ -50,6 +51,8 @@ class Swarm:
         self.coordinator.start()
         for _ in range(sum(self.scenario.replicas)):
             self.clock.after(self.rng.uniform(0, 3), self.add_peer)
+        if self.scenario.hostile:
+            self.clock.after(1.0, lambda: self.add_peer(Hostile))
         for seconds in self.scenario.joins:
             self.clock.after(seconds, self.add_peer)
         if self.scenario.bad:
@@ -72,9 +75,9 @@ class Swarm:
         self.counts["virtual seconds"] += int(self.clock.now)
         self.counts["events"] += self.events
 
-    def add_peer(self) -> Peer:
+    def add_peer(self, kind: type[Peer] = Peer) -> Peer:
         """Another one joins."""
-        peer = Peer(self, f"p{len(self.peers)}")
+        peer = kind(self, f"p{len(self.peers)}")
         self.peers[peer.name] = peer
         self.network.add(peer)
         peer.start()
@@ -86,7 +89,7 @@ class Swarm:
             sys.stdout.write(f"{self.clock.now:9.3f} {who:12} {what}\n")
 
     def _spoil(self) -> None:
-        living = [peer for peer in self.peers.values() if peer.alive]
+        living = [peer for peer in self.peers.values() if peer.alive and not isinstance(peer, Hostile)]
         if len(living) > len(self.scenario.replicas):
             self.rng.choice(living).bad = True
 

@@ -13,9 +13,11 @@ from peers.cli.output import say
 from protocol.errors import UserError
 from swarm.cases import Case, matrix
 from swarm.chaos import Outcome, disturb
+from swarm.hostile import endure
+from swarm.hostile_acts import HOSTILE_ACTS
 from swarm.prepared import Prepared, prepare
 from swarm.script import Act, format_script, parse_script, plan
-from swarm.tables import matrix_line, say_outcome
+from swarm.tables import hostile_line, matrix_line, say_outcome
 
 EVERY_STEPS = 20  # steps between two disturbances of a seed
 CASE_SECONDS = 900.0  # a run that hangs takes for ever; one on a busy machine must not fail
@@ -29,6 +31,9 @@ Seed = Annotated[int | None, typer.Option(help="What is done follows from it (de
 Minutes = Annotated[float, typer.Option(min=0.1, help="A run that takes longer has failed.")]
 Matrix = Annotated[bool, typer.Option("--matrix", help="One short run for each kind of disturbance.")]
 Only = Annotated[str | None, typer.Option(help="Of the matrix, only the cases whose name has this in it.")]
+Hostile = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Beside a hostile process that does this; `all`, or a part of names.")
+]
 Script = Annotated[str | None, typer.Option(help='Do this: "step 20; kill 0a; wait 5; start 0a".')]
 Cache = Annotated[Path, typer.Option(help="Where the undisturbed runs and the swarm's folders are.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Make the undisturbed run again: the arithmetic has changed.")]
@@ -47,11 +52,14 @@ def chaos(
     all_cases: Matrix = False,
     only: Only = None,
     script: Script = None,
+    hostile: Hostile = None,
     cache: Cache = Path("runs/chaos"),
     fresh: Fresh = False,
 ) -> None:
     """See the module's text."""
     prepared = prepare(run, cache, fresh)
+    if hostile is not None:
+        raise typer.Exit(_run_hostile(prepared, cache, hostile))
     if all_cases or only is not None:
         raise typer.Exit(_run_matrix(prepared, cache, only or ""))
     if script is not None:
@@ -69,6 +77,21 @@ def _run_one(prepared: Prepared, root: Path, acts: list[Act], minutes: float) ->
     say_outcome(outcome)
     say(f"what everybody said is in {root / 'logs'}")
     return int(bool(outcome.wrong))
+
+
+def _run_hostile(prepared: Prepared, cache: Path, name: str) -> int:
+    names = [known for known in HOSTILE_ACTS if name == "all" or name in known]
+    if not names:
+        raise UserError(f"expected --hostile all, or a part of {', '.join(HOSTILE_ACTS)}; got {name!r}")
+    usual = endure(prepared, cache / "hostile" / "nobody", None, None)
+    say(hostile_line("nobody", usual, None))
+    failed = int(bool(usual.wrong))
+    for known in names:
+        verdict = endure(prepared, cache / "hostile" / known, known, usual.pace)
+        say(hostile_line(known, verdict, usual.pace))
+        failed += bool(verdict.wrong)
+    say(f"{len(names) + 1 - failed} of {len(names) + 1} runs are as they must be")
+    return int(failed > 0)
 
 
 def _run_matrix(prepared: Prepared, cache: Path, only: str) -> int:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from peers.cli.output import say
 from swarm.chaos import Outcome
+from swarm.hostile import Verdict
 from swarm.script import format_script
 from swarm.timing import Loss
 
@@ -59,3 +60,15 @@ def matrix_line(name: str, outcome: Outcome) -> str:
         f"{outcome.count('view')} views  stood {stood:4.1f} s  {outcome.seconds:3.0f} s"
     )
     return line + "".join(f"\n         {text}" for text in outcome.wrong)
+
+
+def hostile_line(name: str, verdict: Verdict, usual: float | None) -> str:
+    """One line for a run beside a hostile process; `usual`: steps per second beside nobody."""
+    ok = "ok    " if not verdict.wrong else "FAILED"
+    pace = "-" if verdict.pace is None else f"{verdict.pace:.2f} steps/s"
+    part = "" if verdict.pace is None or not usual else f" ({verdict.pace / usual:.2f} of the usual)"
+    line = (
+        f"{ok} {name:<20} {pace}{part}  coordinator {verdict.descriptors} descriptors, {verdict.memory / 1e6:.0f} MB  "
+        f"log {verdict.log_bytes / 1e3:.0f} kB  turned away {verdict.refused} times"
+    )
+    return line + "".join(f"\n         {text}" for text in verdict.wrong)

@@ -29,6 +29,9 @@ async def peers_in(folder: Path) -> AsyncIterator[Make]:
         peer = await HivemindTransport.create(identity=folder / name, **options)
         made.append((peer, peer.sockets(), peer.daemon_pid))
         peer.limit(Kind.FORWARD, LIMIT)
+        members = [other.peer_id for other, _, _ in made]
+        for other, _, _ in made:
+            other.trust(members)
         return peer
 
     try:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.hivemind_transport import INBOX_EVENTS, STREAMS
+from peers.fair_inbox import PEER_EVENTS
+from peers.hivemind_transport import STREAMS
 from peers.segments import PREFIX_BYTES, SEGMENT_BYTES
 from peers.transport import FrameReceived, FrameRefused, LinkLost, LinkRestored, TransportLost
 from protocol.errors import NetworkError
@@ -119,7 +120,7 @@ def test_a_reader_that_does_not_read_stops_the_sender(tmp_path: Path) -> None:
             for step in range(1000):
                 a.send(b.peer_id, forward(bytes(100), step))
             await a.drain(60)
-        assert b.counters.received[Kind.FORWARD].frames <= INBOX_EVENTS + STREAMS  # one in the hand of each reader
+        assert b.counters.received[Kind.FORWARD].frames <= PEER_EVENTS + STREAMS  # one in the hand of each reader
         for _ in range(3000):
             await next_of(b, FrameReceived)
 
@@ -168,10 +169,10 @@ def test_the_end_of_the_own_p2pd_is_told_behind_a_full_inbox(tmp_path: Path) -> 
         await b.connect(a.peer_id, await a.addresses())
         async with asyncio.timeout(60):
             for _ in range(2):  # together more than a's inbox holds
-                for step in range(INBOX_EVENTS // 2 + 10):
+                for step in range(PEER_EVENTS // 2 + 10):
                     b.send(a.peer_id, forward(b"", step))
                 await b.drain(60)
-            while a.counters.received[Kind.FORWARD].frames <= INBOX_EVENTS:
+            while a.counters.received[Kind.FORWARD].frames <= PEER_EVENTS:
                 await asyncio.sleep(0.05)
         assert a.daemon_pid is not None
         os.kill(a.daemon_pid, signal.SIGKILL)

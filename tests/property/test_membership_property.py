@@ -15,6 +15,7 @@ from protocol.membership import (
     Accused,
     Differs,
     Failed,
+    Irreplaceable,
     LeaveAsked,
     Left,
     LinkBroken,
@@ -123,6 +124,28 @@ class MembershipMachine(RuleBasedStateMachine):
     @rule(name=names, other=names)
     def accused(self, name: str, other: str) -> None:
         self.story.feed(Accused(name, other, "it does not decode"))
+
+    @rule(name=names, other=names)
+    def misled(self, name: str, other: str) -> None:
+        self.story.feed(Accused(name, other, "it is not the state", state=True))
+
+    @rule(name=names, step=st.integers(0, 60), epoch=st.integers(0, 3))
+    def irreplaceable(self, name: str, step: int, epoch: int) -> None:
+        self.story.feed(Irreplaceable(name, epoch, step, "it went down"))
+
+    @rule(liar=names, word=st.sampled_from(["failed", "accused", "misled", "differs"]), count=st.integers(1, 6))
+    def lies(self, liar: str, word: str, count: int) -> None:
+        """One peer says false things of others, and comes back each time."""
+        others = [name for name in self.story.membership.members if name != liar]
+        for other in others[:count]:
+            hashes = {liar: "x", **dict.fromkeys(others, "y")}
+            events = {
+                "failed": Failed(liar, "nan", True), "accused": Accused(liar, other, "nan"),
+                "misled": Accused(liar, other, "nan", state=True), "differs": Differs(liar, 9, hashes),
+            }  # fmt: skip
+            self.story.feed(events[word])
+            if liar in self.story.peers:
+                self.story.join(liar)
 
     @rule(name=names)
     def lost_track(self, name: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from simulated_swarm.checks import SimulationFailed
+from simulated_swarm.commands import LEEWAY_SECONDS
 from simulated_swarm.scenario import PHASES, PlannedFault, Scenario
 from simulated_swarm.swarm import Swarm
 from simulated_swarm.toy_model import ToyRun, ToyStage, ToyState
@@ -25,9 +26,9 @@ SEEDS = 40
 def calm(seed: int, **changes: object) -> Scenario:
     """A scenario without faults, to which a test adds what it is about."""
     drawn = Scenario.drawn(seed)
-    kind = {"loss": 0.0, "corrupt": 0.0, "joins": (), "faults": (), "bad": False, "slow_peers": 0.0, **changes}
+    quiet = {"loss": 0.0, "corrupt": 0.0, "joins": (), "faults": (), "bad": False, "slow_peers": 0.0, "hostile": False}
     finite = replace(drawn.run, not_finite=())
-    return replace(drawn, **{"run": finite, **kind})  # type: ignore[arg-type]
+    return replace(drawn, **{"run": finite, **quiet, **changes})  # type: ignore[arg-type]
 
 
 def test_every_seed_ends_with_the_weights_of_a_plain_loop() -> None:
@@ -67,6 +68,20 @@ def test_without_faults_nothing_is_asked_again_and_no_view_changes() -> None:
     for seed in range(20):
         seen = Swarm(calm(seed, slowest_link=0.01, slowest_compute=0.02, bandwidth=1e6)).run().counts
         assert seen["stalls"] == 0 and seen["views"] == 1, seed
+
+
+def test_a_hostile_peer_costs_nobody_else_anything() -> None:
+    """No honest peer is turned away (`checks.turned_away`), the weights are right, steps take twice as long at most."""
+    seen: Counter[str] = Counter()
+    for seed in range(20):
+        scenario = calm(seed, hostile=True)
+        beside, alone = (Swarm(replace(scenario, hostile=hostile)).run() for hostile in (True, False))
+        assert beside.clock.now <= 2 * alone.clock.now + LEEWAY_SECONDS, seed
+        seen += beside.counts
+    assert seen["runs"] == 20 and seen["turned away"] >= 5, "it was found out"
+    said = ("fails", "accuses", "accuses_of_states", "differs", "sends_back", "loses_track", "storms", "reports")
+    assert all(seen[f"hostile: {act}"] for act in said)
+    assert seen["hostile: garbage"] and seen["hostile: wrong state"]
 
 
 @pytest.mark.parametrize("seed", [3, 4])

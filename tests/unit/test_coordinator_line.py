@@ -17,6 +17,7 @@ def test_a_report_of_very_much_is_taken() -> None:
     async def scene() -> None:
         network = MemoryNetwork(1)
         coordinator = network.join("coordinator")
+        coordinator.trust(("peer",))
         line = CoordinatorLine(network.join("peer"), "coordinator")
         broken = tuple(f"p{n}" for n in range(2 * MOST_BROKEN))
         line.report(None, {**IDLE, "broken": broken}, {0: range(2 * MOST_STEPS)})

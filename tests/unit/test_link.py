@@ -13,6 +13,7 @@ from peers.limits import Limits
 from peers.link import CannotOpen, Link, Stream
 from peers.links import MOST_LINKS_FROM_PEER, Incoming, Links
 from peers.segments import ACKNOWLEDGEMENT
+from peers.standing import Standing
 from peers.transport import LinkLost, LinkRestored, TrafficCounters, TransportEvent
 from protocol.errors import BadFrame
 from protocol.frame import Frame, Header, Kind
@@ -112,7 +113,9 @@ class Somebody:
         self.events: asyncio.Queue[TransportEvent] = asyncio.Queue()
         self._limits = Limits()
         self._limits.set(Kind.FORWARD, 1 << 24)
-        self.incoming = Incoming(self._limits, self.counters)
+        self.standing = Standing()
+        self.standing.trust({"a"})
+        self.incoming = Incoming(self._limits, self.counters, self.standing)
         self.writers: list[asyncio.StreamWriter] = []
         self.mute = self.deaf = False
         self.own: list[Stream] = []
@@ -218,13 +221,15 @@ def test_more_links_from_a_peer_than_can_be_are_refused(tmp_path: Path) -> None:
     async def test() -> None:
         async with Somebody(tmp_path, streams=1) as somebody:
             incoming = somebody.incoming
+            _, writer = await asyncio.open_unix_connection(somebody._path)
             for link in range(MOST_LINKS_FROM_PEER):
-                incoming._enter("a", link)
-            incoming._enter("b", 0)
+                incoming._enter("a", link, writer)
+            incoming._enter("b", 0, writer)
             with pytest.raises(BadFrame, match="links from one peer"):
-                incoming._enter("a", 99)
-            incoming._leave("a", 1)
-            incoming._enter("a", 99)
+                incoming._enter("a", 99, writer)
+            incoming._leave("a", 1, writer)
+            incoming._enter("a", 99, writer)
+            writer.close()
 
     run(test())
 

@@ -274,4 +274,4 @@ def test_what_is_sent_again_is_what_was_sent(small_run: Callable[..., Any], tmp_
     assert again == first
     inbox = PeerInbox(run.config)
     for frame in again:
-        assert inbox.event("peer-0", frame, 1)
+        assert inbox.tensor("peer-0", frame, 1)

@@ -24,10 +24,14 @@ def forward(number: int, size: int = 8) -> Frame:
 
 
 def joined(network: MemoryNetwork, *names: str) -> list[MemoryTransport]:
-    transports = [network.join(name) for name in names]
-    for transport in transports:
-        transport.limit(Kind.FORWARD, 1 << 20)
-    return transports
+    return [member(network.join(name)) for name in names]
+
+
+def member(transport: MemoryTransport) -> MemoryTransport:
+    """It takes tensors from all."""
+    transport.limit(Kind.FORWARD, 1 << 20)
+    transport.trust("abc")
+    return transport
 
 
 async def events(transport: MemoryTransport, seconds: float = 0.2) -> list[TransportEvent]:
@@ -116,6 +120,7 @@ def test_too_long_frames_are_refused_with_the_reason() -> None:
     async def test() -> None:
         network = MemoryNetwork(1)
         a, b = network.join("a"), network.join("b")
+        b.trust("a")
         a.send("b", forward(1))
         refused = await b.receive()
         assert isinstance(refused, FrameRefused) and refused.peer == "a" and "at most 0 bytes, got 8" in refused.reason
@@ -248,9 +253,7 @@ def test_links_of_one_peer_share_its_line() -> None:
 
     async def test() -> None:
         network = MemoryNetwork(1)
-        a, b, c = (network.join(name, access=behind(1e6, 1e7, 0.05)) for name in "abc")
-        for transport in (a, b, c):
-            transport.limit(Kind.FORWARD, 1 << 20)
+        a, b, c = (member(network.join(name, access=behind(1e6, 1e7, 0.05))) for name in "abc")
         loop = asyncio.get_running_loop()
         start = loop.time()
         a.send("b", forward(1, 50_000))
@@ -267,8 +270,7 @@ def test_lines_carry_in_order_and_drain_waits_for_the_line_up() -> None:
     async def test() -> None:
         network = MemoryNetwork(1)
         access = behind(1e6, 1e6, 0.01)
-        a, b = network.join("a", access=access), network.join("b")
-        b.limit(Kind.FORWARD, 1 << 20)
+        a, b = network.join("a", access=access), member(network.join("b"))
         loop = asyncio.get_running_loop()
         start = loop.time()
         for number in range(10):
@@ -297,5 +299,24 @@ def test_a_peer_that_left_gets_nothing_that_was_still_at_the_hub() -> None:
         await b.close()
         (b,) = joined(network, "b")
         assert await events(b) == []
+
+    run(test())
+
+
+def test_a_strangers_tensor_waits_for_it_to_become_a_member_and_is_refused_then() -> None:
+    async def test() -> None:
+        network = MemoryNetwork(1)
+        a, b = joined(network, "a", "b")
+        b.trust("c", patience=0.2)
+        a.send("b", forward(1))
+        a.send("b", control({"type": "join"}))
+        seen = await events(b, 0.05)
+        assert [e.frame.header.kind for e in seen if isinstance(e, FrameReceived)] == [Kind.CONTROL] and len(seen) == 1
+        b.trust("ac", patience=0.2)
+        assert steps(await events(b, 0.05)) == [1]
+        b.trust("c", patience=0.0)
+        a.send("b", forward(2))
+        (refused,) = await events(b, 0.05)
+        assert isinstance(refused, FrameRefused) and "no member" in refused.reason
 
     run(test())

@@ -1,11 +1,12 @@
 """Frames in pieces: cut, joined in any order, and refused where they contradict themselves."""
 
 import random
+import tracemalloc
 
 import pytest
 
 from peers import segments
-from peers.segments import PREFIX_BYTES, SEGMENT_BYTES, Cutter, Joiner, Prefix, probe
+from peers.segments import PARTIAL_SECONDS, PREFIX_BYTES, SEGMENT_BYTES, Begun, Cutter, Joiner, Prefix, probe
 from protocol.errors import BadFrame
 from protocol.frame import Frame, Header, Kind
 
@@ -93,12 +94,70 @@ def test_contradictions_are_refused() -> None:
             joiner.add(again, data)
 
 
-def test_frames_that_are_not_whole_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_are_not_whole_are_bounded_by_what_came_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MOST_PARTIAL_BYTES", 5 * SEGMENT_BYTES)
     joiner, header, data = Joiner(), Header(Kind.FORWARD, 2 * SEGMENT_BYTES), bytes(SEGMENT_BYTES)
-    for number in range(2):
+    for number in range(5):
         joiner.add(Prefix(1, number, 0, header), data)
     with pytest.raises(BadFrame, match="not whole"):
-        joiner.add(Prefix(1, 2, 0, header), data)
+        joiner.add(Prefix(1, 5, 0, header), data)
+    monkeypatch.setattr(segments, "MOST_PARTIAL_BYTES", 6 * SEGMENT_BYTES)
     assert joiner.add(Prefix(1, 0, SEGMENT_BYTES, header), data) is not None
-    assert joiner.add(Prefix(1, 2, 0, header), data) is None and len(joiner) == 2
+    assert joiner.add(Prefix(1, 5, 0, header), data) is None and len(joiner) == 5
+
+
+def test_one_frame_may_always_come_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MOST_PARTIAL_BYTES", SEGMENT_BYTES)
+    joiner, header, data = Joiner(), Header(Kind.FORWARD, 4 * SEGMENT_BYTES), bytes(SEGMENT_BYTES)
+    got = [joiner.add(Prefix(1, 7, n * SEGMENT_BYTES, header), data) for n in (3, 1, 0, 2)]
+    assert got[:3] == [None] * 3 and got[3] is not None and len(got[3].payload) == 4 * SEGMENT_BYTES
+
+
+def test_a_begun_frame_holds_what_came_and_no_more() -> None:
+    begun = Begun()
+    header, data = Header(Kind.FORWARD, 1 << 31), bytes(SEGMENT_BYTES)
+    tracemalloc.start()
+    joiners = [Joiner(begun) for _ in range(20)]
+    for joiner in joiners:
+        for number in range(3):
+            joiner.add(Prefix(1, number, 0, header), bytes(data))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    sent = 60 * SEGMENT_BYTES
+    assert begun.bytes == sent and peak < 1.2 * sent, "not the 2 GiB that each header announces"
+    for joiner in joiners:
+        joiner.clear()
+    assert begun.bytes == 0
+
+
+def test_begun_frames_are_counted_as_well_as_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MOST_PARTIAL_FRAMES", 8)
+    joiner, header = Joiner(), Header(Kind.FORWARD, SEGMENT_BYTES + 1)
+    with pytest.raises(BadFrame, match="not whole"):
+        for number in range(10):  # the last byte of each
+            joiner.add(Prefix(1, number, SEGMENT_BYTES, header), b"x")
+    assert len(joiner) <= 9
+
+
+def test_over_all_links_whoever_holds_most_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MOST_PARTIAL_BYTES_OF_ALL", 20 * SEGMENT_BYTES)
+    begun, header, data = Begun(), Header(Kind.FORWARD, 2 * SEGMENT_BYTES), bytes(SEGMENT_BYTES)
+    greedy, honest = [Joiner(begun) for _ in range(4)], Joiner(begun)
+    refused = 0
+    for number in range(10):
+        for joiner in greedy:
+            try:
+                joiner.add(Prefix(1, number, 0, header), data)
+            except BadFrame:
+                refused += 1
+    assert refused and begun.bytes <= 20 * SEGMENT_BYTES
+    for number in range(4):  # its share of five holders
+        assert honest.add(Prefix(1, number, 0, header), data) is None
+    assert begun.bytes <= 24 * SEGMENT_BYTES
+
+
+def test_a_begun_frame_that_does_not_go_on_is_stale() -> None:
+    joiner, header, data = Joiner(), Header(Kind.FORWARD, 3 * SEGMENT_BYTES), bytes(SEGMENT_BYTES)
+    joiner.add(Prefix(1, 0, 0, header), data, now=0.0)
+    joiner.add(Prefix(1, 0, SEGMENT_BYTES, header), data, now=100.0)
+    assert not joiner.stale(PARTIAL_SECONDS + 99.0) and joiner.stale(PARTIAL_SECONDS + 101.0)

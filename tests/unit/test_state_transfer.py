@@ -203,10 +203,14 @@ def test_a_state_that_is_whole_is_loaded_and_its_donors_told() -> None:
 def test_a_state_with_another_hash_than_was_offered_is_not_begun_from() -> None:
     machine = newcomer()
     give(machine, "a", state_of(0, 2, weights="claimed"))
-    (lost,) = machine.handle(Computed(LOAD, "w2"))
-    assert isinstance(lost, LostTrack) and "has weights w2, offered were claimed" in lost.reason
-    assert machine.lacking
-    assert WantBlob("b", 2, KEY) in machine.handle(Stalled())
+    accused, *asked = machine.handle(Computed(LOAD, "w2"))
+    assert accused == Accuse("a", "the state of step 2 has weights w2, expected were claimed", state=True)
+    assert machine.lacking and asked == [WantBlob("b", 2, KEY)], "another one is asked at once"
+    (refused,) = machine.handle(Offered("a", 2, state_of(0, 2).offer))
+    assert isinstance(refused, Refuse), "and the first one no more"
+    give(machine, "b", state_of(0, 2, weights="claimed too", salt="b"))
+    effects = machine.handle(Computed(LOAD, "w2"))
+    assert [type(e) for e in effects] == [Accuse, LostTrack] and effects[0].peer == "b", "nobody is left"
 
 
 def test_a_state_that_cannot_be_loaded_costs_a_word_and_is_asked_for_again() -> None:

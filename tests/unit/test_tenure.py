@@ -22,12 +22,12 @@ class Worker:
 
     built: ClassVar[list[bool]] = []
 
-    def __init__(self, parts: Any, stage: int, replica: Replica, epoch: int, lacking: bool, tell_view: Any) -> None:
+    def __init__(self, parts: Any, stage: int, replica: Replica, epoch: int, lacking: bool, *rest: Any) -> None:
         self.lacking = lacking
         self.feed = MagicMock()
         self.checkpoint_at_end = AsyncMock()
 
-    async def build(self) -> None:
+    async def build(self, weights: str) -> None:
         Worker.built.append(self.lacking)
         if not self.lacking:
             raise RunFailed("other bits")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from protocol.agreement import STEPS_KEPT, Agreement
-from protocol.conduct import MOST_ACCUSED, MOST_LOST_TRACKS, RESYNC_STEPS, SHEETS_KEPT, Conduct
+from protocol.conduct import MOST_LOST_TRACKS, RESYNC_STEPS, SHEETS_KEPT, Conduct
+from protocol.quarrels import MOST_QUARRELS, Quarrels
 from protocol.route import routes
 from protocol.view import Replica, View
 from protocol.view_change import bereft, drained, planned, with_last_step, with_learner, without
@@ -84,16 +85,16 @@ def test_agreement_is_by_stage_and_step_and_bounded() -> None:
 
 def test_what_is_held_against_a_session_ends_with_it() -> None:
     conduct = Conduct()
-    assert conduct.begin("ann", "1") == ""
+    assert conduct.begin("ann", "1", 0.0) == ""
     conduct.bar("ann", "noise")
-    assert conduct.begin("ann", "1") == "noise"
+    assert conduct.begin("ann", "1", 0.0) == "noise"
     assert Conduct.from_json(conduct.to_json()).begin("ann", "1") == "noise"
-    assert conduct.begin("ann", "2") == "" and conduct.begin("ann", "1") == ""
+    assert conduct.begin("ann", "2") == "" and conduct.begin("ann", "1", 0.0) == ""
 
 
 def test_resynchronisations_count_where_they_are_close() -> None:
     conduct = Conduct()
-    conduct.begin("ann", "1")
+    conduct.begin("ann", "1", 0.0)
     assert [conduct.resynced("ann", step) for step in (1, 2 + RESYNC_STEPS, 3 + RESYNC_STEPS)] == [False] * 3
     assert conduct.resynced("ann", 4 + RESYNC_STEPS)
 
@@ -106,15 +107,19 @@ def test_lost_tracks_are_forgiven_to_who_catches_up() -> None:
     assert [conduct.lost_track("ann") for _ in range(MOST_LOST_TRACKS)][-1]
 
 
-def test_accusing_the_same_peer_again_is_one_accusation() -> None:
-    conduct = Conduct()
-    assert not any(conduct.accuses("ann", "ben") for _ in range(9))
-    assert [conduct.accuses("ann", f"p{n}") for n in range(1, MOST_ACCUSED)][-1]
+def test_accusing_the_same_peer_again_is_one_quarrel() -> None:
+    quarrels = Quarrels()
+    for _ in range(9):
+        quarrels.note("ann", "ben")
+        assert quarrels.wrong("ann", "ben") == ""
+    for number in range(1, MOST_QUARRELS):
+        quarrels.note("ann", f"p{number}")
+    assert quarrels.wrong("ann", f"p{MOST_QUARRELS - 1}") == "ann"
 
 
 def test_sheets_are_bounded() -> None:
     conduct = Conduct()
     for n in range(SHEETS_KEPT + 1):
-        conduct.begin(f"p{n}", "1")
+        conduct.begin(f"p{n}", "1", 0.0)
         conduct.bar(f"p{n}", "noise")
     assert len(conduct.to_json()) == SHEETS_KEPT
