@@ -17,7 +17,7 @@ from peers.journal import Journal
 from peers.last_net import LastNet
 from peers.manifest_chain import ManifestChain
 from peers.quota import Quota
-from peers.reminder import Reminder
+from peers.reminder import RunWaits
 from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
 from peers.run_record import RunRecord
@@ -105,7 +105,7 @@ class Executive:
         self._answers, self._turned_away = Quota(*ANSWERS, clock=clock), Quota(*TURNED_AWAY, clock=clock)
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
-        self._waits = Reminder(clock())
+        self._waits = RunWaits(clock())
 
     def take_over(self, membership: Membership, view: View, there: set[str]) -> None:
         """Go on with the run that `view` left, of whose peers those in `there` answer."""
@@ -250,17 +250,10 @@ class Executive:
         self._issue()
         self.record.write()
         self._settle()
-        self._remind()
+        if (text := self._waits.sign_of_life(self.membership, self._clock())) is not None:
+            self._observer.note(text)
         if self._clock() - self._remembered > REMEMBER_SECONDS:
             self.remember()
-
-    def _remind(self) -> None:
-        """Whoever watches a run that waits sees now and then that it does, and for what."""
-        if self.membership.phase is not Phase.WAITING:
-            self._waits = Reminder(self._clock())
-        elif (seconds := self._waits.due(self._clock())) is not None:
-            _, what = self.membership.waiting
-            self._observer.note(f"still waiting after {seconds:.0f} s: {what or 'for peers'}")
 
     def _settle(self) -> None:
         """End when every row is there, or nothing more comes: peers may have steps to report of which we were away."""

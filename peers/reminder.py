@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from protocol.membership import Membership, Phase
+
 FIRST_SECONDS, LONGEST_SECONDS = 60.0, 900.0
 
 
@@ -19,3 +21,17 @@ class Reminder:
             return None
         self._next = waited + min(waited, LONGEST_SECONDS)
         return waited
+
+
+class RunWaits:
+    """The same of a run: whoever watches one that waits sees now and then that it does, and for what."""
+
+    def __init__(self, now: float) -> None:
+        self._reminder = Reminder(now)
+
+    def sign_of_life(self, run: Membership, now: float) -> str | None:
+        """What to tell now, if anything."""
+        if run.phase is not Phase.WAITING:
+            self._reminder = Reminder(now)
+        seconds = self._reminder.due(now)
+        return None if seconds is None else f"still waiting after {seconds:.0f} s: {run.waiting[1] or 'for peers'}"
