@@ -57,11 +57,17 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`peer` cannot go on. `fatal`: nor could another in its place (the run's own numbers are bad)."""
+    """`peer` cannot go on. `fatal`: nor could another in its place (the run's own numbers are bad).
+
+    Attributes:
+        epoch, step: of fatal ones: by which view, and of which step numbers are not finite; 0: it is something else.
+    """
 
     peer: str
     reason: str
     fatal: bool = False
+    epoch: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

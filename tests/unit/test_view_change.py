@@ -79,8 +79,8 @@ def test_agreement_is_by_stage_and_step_and_bounded() -> None:
     for step in range(8, 8 + STEPS_KEPT):
         agreement.note(0, step, "x", "ann")
     assert agreement.agrees(0, 7, "x") is None and agreement.agrees(0, 8, "x") is True
-    agreement.clear()
-    assert agreement.agrees(0, 8, "x") is None
+    agreement.clear_after(8)
+    assert agreement.agrees(0, 8, "x") is True and agreement.agrees(0, 9, "x") is None
 
 
 def test_what_is_held_against_a_session_ends_with_it() -> None:
