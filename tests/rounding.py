@@ -13,8 +13,11 @@ The magnitude is that of what is added, not of the result: where terms cancel, t
 not. Factors that are themselves rounded count one more each.
 
 A test computes what is exact in float64, whose own roundings are 2^29 times smaller, and then asserts `within` the
-bound. Or, where the rule under test is the same in every precision, it runs in float64 throughout: the tolerance is then
-that much sharper, and a wrong formula is as far away as ever.
+bound. Or, where the rule under test is the same in every precision, it runs in float64 throughout: the tolerance is
+then that much sharper, and a wrong formula is as far away as ever.
+
+Through a whole model a bound counted like this is far above what happens. There the same comparison in float64 measures
+how much the model raises rounding, on the very machine; in float32 all errors are FLOAT32_OVER_FLOAT64 times that.
 """
 
 from __future__ import annotations
@@ -24,6 +27,11 @@ from functools import reduce
 import torch
 
 Number = torch.Tensor | float
+
+FLOAT32_OVER_FLOAT64 = 2.0**29  # the ratio of their roundings
+
+# Two ways to compute one small model differ by some 1e-15 in float64, and from a wrong one by 1e-6 at the least.
+SAME_MODEL = 1e-10
 
 
 def unit_roundoff(dtype: torch.dtype = torch.float32) -> float:
@@ -60,7 +68,8 @@ def product_error(*factors: torch.Tensor, more: int = 0, dtype: torch.dtype = to
 
 def within(found: Number, wanted: Number, error: Number) -> bool:
     """Whether `found` is finite and no entry of it is further than `error` from `wanted`; compared in float64."""
-    found, wanted, error = (torch.as_tensor(x).detach().double() for x in (found, wanted, error))
+    # A Python float is float64, and torch would make float32 of it.
+    found, wanted, error = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (found, wanted, error))
     return bool(torch.isfinite(found).all()) and bool(((found - wanted).abs() <= error).all())
 
 

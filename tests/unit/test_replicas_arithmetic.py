@@ -19,7 +19,7 @@ from protocol.errors import BadPart, RemoteError, RunFailed
 from protocol.model.engine import StageEngine
 from protocol.reference import ReferenceRun
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("one_thread")]
 
 FORMS = ("bottleneck", "projected", "reparam")
 STAGES = 3
