@@ -24,7 +24,7 @@ def test_the_unit_roundoff_is_the_largest_error_of_one_operation() -> None:
 
 
 def test_sums_in_any_order_stay_within_the_bound_and_use_it() -> None:
-    """Terms that cancel, added in a hundred orders: the largest error is no small part of what one rounding may make."""
+    """Terms that cancel, in a hundred orders: the largest error is no small part of what one rounding may make."""
     make = torch.Generator().manual_seed(1)
     terms = torch.randn(64, generator=make)
     terms = torch.cat([terms, -terms + 1e-3 * torch.randn(64, generator=make)])
