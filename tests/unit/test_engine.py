@@ -38,7 +38,7 @@ from protocol.model.payload import payload_rules
 from protocol.model.stage import Stage, whole_model_names
 from protocol.reference import ReferenceRun
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("one_thread")]
 
 FORMS = ("bottleneck", "projected", "reparam", "none")
 # One process

@@ -36,6 +36,8 @@ from protocol.rate_controller import LOWER_STEPS
 from protocol.view import Replica, View
 from protocol.work import APPLY, Action
 
+pytestmark = pytest.mark.kernels
+
 ADAPTIVE = {"rates": "adaptive", "codec": "bfloat16", "least_codec": "int3"}
 BITS = {Kind.FORWARD: (2, 24, 22, 20, 19), Kind.BACKWARD: (2, 24, 22, 20)}
 
