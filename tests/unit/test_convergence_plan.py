@@ -98,7 +98,7 @@ def test_the_plan_of_this_repository_is_valid() -> None:
 
 
 def test_the_arm_that_stands_for_the_public_form_is_trained_as_that_is() -> None:
-    """As the records of PluralisResearch/ProtocolNanoGPT: matrices by Muon, d / k = 6.4 in bfloat16, no embeddings more.
+    """As the records of PluralisResearch/ProtocolNanoGPT: matrices by Muon, d / k = 6.4 in bfloat16, one embedding.
 
     The speedrun's table names the same arm.
     """
