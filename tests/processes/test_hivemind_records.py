@@ -72,7 +72,7 @@ class Attacker:
 def test_only_the_runs_records_are_stored_and_each_once(tmp_path: Path) -> None:
     async def test(make: Make) -> None:
         node = await make("node", record_guard=RECORDS.genuine, record_sizes=RECORDS.sizes)
-        attacker = Attacker(await make("attacker"), node)
+        attacker = Attacker(await make("attacker", initial_peers=await node.addresses()), node)
         storage = node._node.protocol.storage
         record, expires = manifest(500.0)
         for name in (
@@ -98,7 +98,7 @@ def test_only_the_runs_records_are_stored_and_each_once(tmp_path: Path) -> None:
 def test_a_find_of_very_many_keys_is_refused_and_a_flood_is_slowed(tmp_path: Path) -> None:
     async def test(make: Make) -> None:
         node = await make("node", record_guard=RECORDS.genuine, record_sizes=RECORDS.sizes)
-        attacker = Attacker(await make("attacker"), node)
+        attacker = Attacker(await make("attacker", initial_peers=await node.addresses()), node)
         record, _ = manifest(500.0, 30_000)
         assert await node.store(NAME, record, 500.0)
         assert await attacker.find(4) == 1, "each key once"
@@ -106,7 +106,7 @@ def test_a_find_of_very_many_keys_is_refused_and_a_flood_is_slowed(tmp_path: Pat
         answers = [await attacker.find(1, DHTID.generate().to_bytes()) for _ in range(300)]
         assert "fewer" in answers[-1] and answers.count(1) < 150
         table = node._node.protocol.routing_table
-        assert len(table.uid_to_peer_id) <= 2, "however many nodes a peer says that it is"
+        assert len(table.uid_to_peer_id) <= 5, "however many nodes a peer says that it is"
         assert all(len(bucket.replacement_nodes) <= MOST_REPLACEMENTS for bucket in table.buckets)
         honest = await make("honest", initial_peers=await node.addresses())
         assert await honest.fetch(NAME) == record
