@@ -28,9 +28,9 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.timed_storage import MAX_DHT_TIME_DISCREPANCY_SECONDS, get_dht_time
 
-from peers.token_bucket import TokenBucket
 from peers.transport import RecordGuard
 from protocol.frame import MAX_CONTROL_BYTES
+from protocol.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +96,8 @@ class RecordCheck(RecordValidatorBase):  # type: ignore[misc]
 class _Caller:
     """The budget of one peer."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.calls, self.answers = TokenBucket(*_CALLS, clock), TokenBucket(*_ANSWERS, clock)
+    def __init__(self) -> None:
+        self.calls, self.answers = TokenBucket(*_CALLS), TokenBucket(*_ANSWERS)
 
 
 class NodeGate:
@@ -106,7 +106,7 @@ class NodeGate:
     def __init__(self, node: DHTNode, check: RecordCheck, clock: Callable[[], float] = time.monotonic) -> None:
         self._protocol, self._check, self._clock = node.protocol, check, clock
         self._callers: OrderedDict[PeerID, _Caller] = OrderedDict()
-        self._calls, self._answers = TokenBucket(*_ALL_CALLS, clock), TokenBucket(*_ALL_ANSWERS, clock)
+        self._calls, self._answers = TokenBucket(*_ALL_CALLS), TokenBucket(*_ALL_ANSWERS)
 
     def stand_before(self, p2p: P2P) -> None:
         """Take the place of the handlers that the node has registered."""
@@ -135,7 +135,7 @@ class NodeGate:
         message, longest = _REQUESTS[verb]
         if len(request) > longest:
             raise ValueError(f"expected at most {longest} bytes to {verb}, got {len(request)}")
-        if not (caller.calls.take() and self._calls.take()):
+        if not self._may(caller.calls, self._calls):
             raise ValueError("expected fewer requests a second")
         return message.FromString(request)
 
@@ -148,7 +148,7 @@ class NodeGate:
         table, node = self._protocol.routing_table, DHTID.from_bytes(node_id)
         if node in table:
             return
-        if not (caller.answers.take() and self._answers.take()):
+        if not self._may(caller.answers, self._answers):
             raise ValueError("expected fewer new nodes")
         self._spend(caller, sum(len(item.value) for _, item in self._protocol.storage.items()))
         former = table.get(peer_id=peer)
@@ -156,15 +156,19 @@ class NodeGate:
             del table[former]
         self._trim(table)
 
+    def _may(self, own: TokenBucket, of_all: TokenBucket) -> bool:
+        now = self._clock()
+        return own.take(now) == 0.0 and of_all.take(now) == 0.0
+
     def _spend(self, caller: _Caller, size: int) -> None:
-        caller.answers.borrow(size)
-        self._answers.borrow(size)
+        caller.answers.borrow(self._clock(), size)
+        self._answers.borrow(self._clock(), size)
 
     def _caller(self, peer: PeerID) -> _Caller:
         if peer not in self._callers:
             if len(self._callers) >= MOST_CALLERS:
                 self._callers.popitem(last=False)
-            self._callers[peer] = _Caller(self._clock)
+            self._callers[peer] = _Caller()
         self._callers.move_to_end(peer)
         return self._callers[peer]
 
@@ -173,7 +177,7 @@ class NodeGate:
         keys = list(dict.fromkeys(asked.keys))
         if len(keys) > MOST_KEYS:
             raise ValueError(f"expected at most {MOST_KEYS} keys, got {len(keys)}")
-        if not (caller.answers.take() and self._answers.take()):
+        if not self._may(caller.answers, self._answers):
             raise ValueError("expected fewer bytes to be asked for")
         del asked.keys[:]
         asked.keys.extend(keys)

@@ -16,6 +16,7 @@ from protocol.errors import BadFrame
 SWEEP_SECONDS = 10.0
 DISCONNECT_REFUSALS = 3
 MOST_SOURCES = 4096
+UNWELCOME_SECONDS, MOST_KEPT_WAITING = 2.0, 64
 
 
 class Reception:
@@ -40,6 +41,7 @@ class Reception:
         self._control_only: frozenset[str] = frozenset()
         self._sources: dict[str, str] = {}
         self._readers: set[asyncio.Task[object]] = set()
+        self._kept_waiting = 0
 
     def trust(self, peers: Collection[str], control_only: Collection[str], patience: float) -> None:
         """Set who is a member; see `Transport.trust`."""
@@ -63,6 +65,7 @@ class Reception:
             if reason := self._standing.admit(peer, task, task.cancel):
                 if self._standing.is_member(peer):
                     raise BadFrame(reason)
+                await self._keep_waiting()
                 return
             self._note_source(peer, source)
             self._seen(peer)
@@ -84,6 +87,15 @@ class Reception:
         self._sources[peer] = source
         while len(self._sources) > MOST_SOURCES:
             del self._sources[next(iter(self._sources))]
+
+    async def _keep_waiting(self) -> None:
+        """Let an unwelcome stream be for a while: whoever opens the next when one ends does so no faster than this."""
+        if self._kept_waiting < MOST_KEPT_WAITING:
+            self._kept_waiting += 1
+            try:
+                await asyncio.sleep(UNWELCOME_SECONDS)
+            finally:
+                self._kept_waiting -= 1
 
     async def _deliver(self, peer: str, event: FrameReceived | FrameRefused, size: int) -> None:
         if self._standing.is_member(peer):

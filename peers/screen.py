@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from peers.floor_report import floor_line
 from protocol.config import RunConfig
+from protocol.plain_text import printable
 
 PLAIN_SECONDS = 5.0
 NARROW, MIDDLE, WIDE = 40, 60, 120  # columns of a terminal
@@ -30,7 +31,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line."""
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self._console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
     def waiting(self, present: int, needed: int) -> None:
         """Peers are awaited."""

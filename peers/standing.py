@@ -20,8 +20,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from peers.token_bucket import TokenBucket
 from protocol.frame import MAX_STRANGER_BYTES, Header, Kind
+from protocol.token_bucket import TokenBucket
 
 MEMBER_STREAMS = 32  # room for the streams of links that broke unnoticed
 STRANGER_STREAMS = 8
@@ -56,7 +56,7 @@ class Standing:
         self._changed = asyncio.Event()
         self._control: dict[str, TokenBucket] = {}
         self._strangers: OrderedDict[str, _Stranger] = OrderedDict()
-        self._all_strangers = TokenBucket(_ALL_SEGMENTS, _ALL_BURST, clock)
+        self._all_strangers = TokenBucket(_ALL_SEGMENTS, _ALL_BURST)
         self._streams: OrderedDict[object, tuple[str, Callable[[], object]]] = OrderedDict()
         self.refused = 0  # frames and streams of strangers, since the start
 
@@ -99,7 +99,7 @@ class Standing:
         stranger = self._remembered(peer)
         if self._clock() < stranger.refused_at + self._ban(stranger):
             return "it sent what is refused a short time ago"
-        if stranger.bucket.borrow(_STREAM_COST) > 0:
+        if stranger.bucket.borrow(self._clock(), _STREAM_COST) > 0:
             return "it opens streams too fast"
         own, all_strangers = self._of(peer), self._of_strangers()
         if len(own) >= STRANGER_STREAMS:
@@ -143,12 +143,13 @@ class Standing:
     def delay(self, peer: str, kind: Kind, size: int) -> float:
         """The seconds for which a segment of `size` bytes of `peer` has to wait, by its sender's budget."""
         if peer not in self._members:
-            return max(self._remembered(peer).bucket.borrow(), self._all_strangers.borrow())
+            now = self._clock()
+            return max(self._remembered(peer).bucket.borrow(now), self._all_strangers.borrow(now))
         if kind is not Kind.CONTROL:
             return 0.0
         if peer not in self._control:
-            self._control[peer] = TokenBucket(_CONTROL_BYTES, _CONTROL_BURST, self._clock)
-        return self._control[peer].borrow(max(size, _FRAME_COST))
+            self._control[peer] = TokenBucket(_CONTROL_BYTES, _CONTROL_BURST)
+        return self._control[peer].borrow(self._clock(), max(size, _FRAME_COST))
 
     def offended(self, peer: str) -> int:
         """`peer` sent what is refused. Returns how often it has, of late; 0: it is a member."""
@@ -170,6 +171,6 @@ class Standing:
         if peer not in self._strangers:
             if len(self._strangers) >= MOST_STRANGERS:
                 self._strangers.popitem(last=False)
-            self._strangers[peer] = _Stranger(TokenBucket(_SEGMENTS, _BURST, self._clock))
+            self._strangers[peer] = _Stranger(TokenBucket(_SEGMENTS, _BURST))
         self._strangers.move_to_end(peer)
         return self._strangers[peer]

@@ -16,6 +16,13 @@ def plain(value: object, longest: int = LONGEST_TEXT) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+def printable(text: str) -> str:
+    """`text` of our own making, with its lines and spaces, but nothing that a terminal obeys: it may quote others."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def is_plain(value: object, longest: int = LONGEST_TEXT) -> bool:
     """Whether `value` is a string of at most `longest` characters, all of which print."""
     return isinstance(value, str) and len(value) <= longest and value.isprintable()

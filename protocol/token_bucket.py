@@ -28,3 +28,11 @@ class TokenBucket:
             return missing / self.rate
         self._tokens -= tokens
         return 0.0
+
+    def borrow(self, now: float, tokens: float = 1.0) -> float:
+        """Take `tokens`, whether they are there or not. Returns the seconds until they would have been."""
+        if self._filled is not None:
+            self._tokens = min(self.burst, self._tokens + max(0.0, now - self._filled) * self.rate)
+        self._filled = now
+        self._tokens -= tokens
+        return max(0.0, -self._tokens / self.rate)

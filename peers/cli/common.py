@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.addresses import every_address
-from peers.cli.output import LastingHandler, complain
+from peers.cli.output import LastingHandler, PlainFormatter, complain
 from peers.leftovers import FolderLock
 from protocol.errors import IsthmusError, UserError
 
@@ -64,11 +64,9 @@ def run_script(command: Callable[[], Any]) -> None:
 
 def set_up_logging(verbose: bool) -> None:
     """Log lines go to the standard error: warnings, or with `verbose` what happens too."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=[LastingHandler(sys.stderr)],
-    )
+    handler = LastingHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
 def on_interrupt(first: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What the commands show, and that no fault of the showing touches the work.
+"""What the commands show: nothing that a terminal obeys, and no fault of the showing touches the work.
 
 An output can end before the command does: `| head -1` has seen enough, and a Ctrl-C ends `| tee log` together with the
 command's own foreground. Or its disk is full. What cannot be shown is lost, and the work and its exit code are as if it
@@ -17,7 +17,11 @@ from typing import IO, Any
 
 from rich.console import Console
 
+from protocol.plain_text import plain, printable
+
 logger = logging.getLogger(__name__)
+
+LONGEST_LINE = 2000  # of a log
 
 
 def abandon(stream: IO[Any]) -> None:
@@ -76,15 +80,27 @@ class LastingHandler(logging.StreamHandler[IO[str]]):
             super().handleError(record)  # a mistake in the call that logs
 
 
+class PlainFormatter(logging.Formatter):
+    """A log line holds nothing that a terminal obeys, whatever a message quotes; of a traceback the lines stay."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As logging's."""
+        return printable(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line of the record itself: one, however many its message has."""
+        return plain(super().formatMessage(record), LONGEST_LINE)
+
+
 console = LastingConsole(highlight=False)
 error_console = LastingConsole(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
     """One line on the standard output, at once also when it is piped."""
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(printable(text), markup=False, soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """One line on the standard error."""
-    error_console.print(text, markup=False, soft_wrap=True)
+    error_console.print(printable(text), markup=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from protocol.errors import BadSignature, UserError
 from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.membership_events import short_peer
+from protocol.plain_text import plain
 from protocol.records import PROGRESS, RunRecords, read_record, record_key
 
 STALE_SECONDS = 30.0
@@ -67,7 +68,7 @@ def _show(manifest: Manifest, progress: dict[str, Any]) -> None:
     for peer in sorted(progress["peers"], key=lambda p: unassigned if p["stage"] is None else p["stage"]):
         stage = "-" if peer["stage"] is None else str(peer["stage"])
         role = peer["role"] + (", suspected" if peer["suspected"] and peer["role"] != "lost" else "")
-        table.add_row(stage, short_peer(peer["peer"]), role, f"{peer['weight']:g}", str(peer["step"]))
+        table.add_row(stage, plain(short_peer(peer["peer"])), plain(role), f"{peer['weight']:g}", str(peer["step"]))
     console.print(table)
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
-from peers.transport import Transport
+from peers.segments import SEGMENT_BYTES, Prefix
 from protocol.errors import IsthmusError
 from protocol.frame import Frame, Header, Kind
 from protocol.records import PROGRESS, VIEW, read_record, record_key
 from protocol.view import View
 from swarm.hostile_act import Hostile, HostileAct, raw_control
+
+if TYPE_CHECKING:
+    from swarm.raw_stranger import RawStranger
 
 MANY = 6  # identities; each is a process
 KEY_BYTES = 3_900_000
@@ -18,12 +25,12 @@ ESCAPES = "\x1b[2J\x1b]0;owned\x07\x1b[31m\u202edlrow\r\n"
 
 
 async def control_flood(hostile: Hostile) -> None:
-    """Send small control frames without sense, as fast as they go."""
-    hostile.began()
-    while True:
-        for _ in range(100):
-            hostile.tell({"type": hostile.dice.choice(["reports", "leave", "x" * 50, "goodbye"]), "wire": 3})
-        await hostile.hear(0.05)
+    """Send small control frames without sense on very many streams, as fast as they go, and read no answer."""
+    nonsense = [f'{{"type":"{word}","wire":3}}'.encode() for word in ("reports", "leave", "x" * 50, "goodbye")]
+    pieces = [segment(nonsense[n % 4], n) for n in range(200)]
+    async with _raw(hostile) as strangers:
+        while True:
+            await asyncio.gather(*(stranger.pour(pieces, 2.0) for stranger in strangers for _ in range(16)))
 
 
 async def bombs(hostile: Hostile) -> None:
@@ -38,21 +45,12 @@ async def bombs(hostile: Hostile) -> None:
 
 
 async def half_frames(hostile: Hostile) -> None:
-    """Begin large frames and never end them, from several identities."""
-    transports = [hostile.transport, *[await hostile.another() for _ in range(MANY - 1)]]
-    hostile.began()
-    while True:
-        await asyncio.gather(*(_half(hostile, transport) for transport in transports))
-
-
-async def _half(hostile: Hostile, transport: Transport) -> None:
-    """A frame of 1 MiB from which the link is taken away while it goes out."""
-    frame = raw_control(bytes(1 << 20))
-    for _ in range(16):
-        transport.send(hostile.coordinator, frame)
-    await asyncio.sleep(0.3)
-    transport.forget(hostile.coordinator)
-    await asyncio.sleep(1.0)
+    """Begin large frames of every kind and never end them, on many streams of several identities."""
+    begun = {kind: [segment(bytes(SEGMENT_BYTES), n, 1 << 20, kind) for n in range(16)] for kind in Kind}
+    async with _raw(hostile) as strangers:
+        while True:
+            streams = [(stranger, kind) for stranger in strangers for kind in Kind for _ in range(4)]
+            await asyncio.gather(*(stranger.pour(begun[kind], 20.0) for stranger, kind in streams))
 
 
 async def tensors(hostile: Hostile) -> None:
@@ -67,14 +65,21 @@ async def tensors(hostile: Hostile) -> None:
 
 
 async def stuffing(hostile: Hostile) -> None:
-    """Store genuine records of the run in the DHT under endless keys, and others under the run's own."""
-    found = await hostile.transport.fetch(record_key(hostile.manifest.run_id, PROGRESS)) or b""
-    hostile.began()
-    for number in range(60):
-        key = f"{number}" + "x" * KEY_BYTES + f"/{PROGRESS}"
-        await _try(hostile.transport.store(key, found, 3600.0))
-        await _try(hostile.transport.store(record_key(hostile.manifest.run_id, VIEW), bytes(1 << 19), 3600.0))
-    await hostile.hear(3600.0)
+    """Store a genuine record of the run under endless keys and thousands of times, and ask for tens of thousands."""
+    name = record_key(hostile.manifest.run_id, PROGRESS)
+    found = await hostile.transport.fetch(name) or b""
+    async with _raw(hostile) as strangers:
+        for number in itertools.count():
+            endless = f"{number}" + "x" * KEY_BYTES + f"/{PROGRESS}"
+            await asyncio.gather(*(_stuff(stranger, name, endless, found) for stranger in strangers))
+
+
+async def _stuff(stranger: RawStranger, name: str, endless: str, record: bytes) -> None:
+    expires = time.time() + 500.0
+    await stranger.store(endless, record, expires)
+    await stranger.store(name, record, expires, copies=200)
+    await stranger.find(name, copies=40_000)
+    await stranger.find(name, copies=1)
 
 
 async def escapes(hostile: Hostile) -> None:
@@ -85,6 +90,28 @@ async def escapes(hostile: Hostile) -> None:
             text = {"type": kind, "reason": ESCAPES, "session": ESCAPES, "addresses": [ESCAPES], "step": ESCAPES}
             hostile.tell({**text, "peer": ESCAPES, "checkpoints": {ESCAPES: []}, "speed": ESCAPES})
         await hostile.hear(0.2)
+
+
+@asynccontextmanager
+async def _raw(hostile: Hostile) -> AsyncIterator[list[RawStranger]]:
+    """Several identities below our transport; each is a process. The harm begins when they are there."""
+    from swarm.raw_stranger import RawStranger
+
+    strangers: list[RawStranger] = []
+    try:
+        for _ in range(MANY):
+            strangers.append(await RawStranger.create(hostile.invite))
+        hostile.began()
+        yield strangers
+    finally:
+        for stranger in strangers:
+            await stranger.close()
+
+
+def segment(payload: bytes, number: int, length: int | None = None, kind: Kind = Kind.CONTROL) -> bytes:
+    """The first segment of a frame of `length` bytes; None: of the payload's."""
+    header = Header(kind, len(payload) if length is None else length)
+    return Prefix(1, number, 0, header).pack() + payload[:SEGMENT_BYTES]
 
 
 async def _peers(hostile: Hostile) -> list[str]:

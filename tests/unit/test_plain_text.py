@@ -1,16 +1,18 @@
 """What others send and people read: one line, bounded, and nothing that a terminal obeys."""
 
 import logging
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.cli.output import PlainFormatter
 from peers.quota import Quota
 from peers.refusal_log import MOST_LINES, PERIOD_SECONDS, RefusalLog
 from protocol.errors import BadFrame
 from protocol.join_request import join_message, parse_join
-from protocol.plain_text import is_plain, plain
+from protocol.plain_text import is_plain, plain, printable
 
 HOSTILE = ["\x1b[2J\x1b[31mred", "a\rb", "a\nb\n\n", "\u202eevil\u202c", "\x07", "\x9b5m", "\u2028", "\ud800", "a\x00b"]
 
@@ -69,3 +71,20 @@ def test_a_quota_counts_each_and_all() -> None:
     assert [quota.may(name) for name in "bcde"] == [True, True, True, False]
     clock.now = 10.0
     assert quota.may("a") and quota.passed_over == 0
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_last_nets_let_nothing_through(text: str) -> None:
+    record = logging.LogRecord("a", logging.WARNING, "f", 1, "it said %s", (text,), None)
+    assert PlainFormatter("%(levelname)s %(message)s").format(record).isprintable()
+    try:
+        raise ValueError(text)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    lines = PlainFormatter("%(message)s").format(record).split("\n")
+    assert len(lines) > 3 and all(line.isprintable() for line in lines)
+    assert all(line.isprintable() for line in printable(f"error: {text}").split("\n"))
+
+
+def test_what_is_shown_of_our_own_keeps_its_form() -> None:
+    assert printable("  steps     200\n  é ✓") == "  steps     200\n  é ✓"
