@@ -68,14 +68,93 @@ def usable(addresses: Sequence[str]) -> list[str]:
 
 
 def for_others(addresses: Sequence[str]) -> list[str]:
-    """What to tell others: no loopback address where there is any other, since theirs leads to themselves."""
-    elsewhere = [address for address in addresses if not _is_loopback(parts(address))]
-    return elsewhere or list(addresses)
+    """What to tell others: no loopback address where there is any other, since theirs leads to themselves; and none
+    that holds on one cable only, since it would need the name of the other one's network card beside it.
+    """
+    found = [address for address in addresses if not _is_link_local(_host(address))]
+    return [address for address in found if not is_loopback(_host(address))] or found
 
 
-def _is_loopback(known: dict[str, str]) -> bool:
-    host = known.get("ip4") or known.get("ip6")
+def reachable_from(addresses: Sequence[str], source: str) -> list[str]:
+    """Those of `addresses` that can lead to the peer that named them, which came from `source` ("": unknown).
+
+    Whoever came over the internet is not at a loopback, a link-local or a private address of ours: those lead to some
+    machine here, or nowhere. From a private network one may name private addresses, since it may be the same network.
+    """
+    if not source or is_loopback(source):
+        return list(addresses)
+    from_private = ipaddress.ip_address(source).is_private
+
+    def leads_there(host: str | None) -> bool:
+        if host is None:
+            return True  # a name: it leads where its owner wants
+        here = is_loopback(host) or _is_link_local(host)
+        return not here and (from_private or not ipaddress.ip_address(host).is_private)
+
+    return [address for address in usable(addresses) if leads_there(_host(address))]
+
+
+def host_of(address: str) -> str:
+    """The IP address in a libp2p address, without a zone; "": there is none."""
+    words = address.split("/")
+    host = words[2] if len(words) > 2 and words[1] in ("ip4", "ip6") else ""
+    try:
+        parsed = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)
+
+
+def loopback_of(addresses: Sequence[str]) -> str:
+    """The loopback address that all of `addresses` are at, or the first of several; "": one is elsewhere."""
+    hosts = [host_of(address) for address in addresses]
+    return hosts[0] if hosts and all(host and is_loopback(host) for host in hosts) else ""
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether the IP address `host` is one of the machine's own loopback; None: a name, of which nobody knows."""
     return host is not None and ipaddress.ip_address(host).is_loopback
+
+
+def every_address(port: int) -> list[str]:
+    """To listen on all addresses of this machine, of both families, at `port` (0: a free one, the same for both)."""
+    hosts = [host for host in ("0.0.0.0", "::") if _can_bind(host, 0)]
+    if port == 0:
+        port = next((free for free in map(_free_port, hosts) if all(_can_bind(h, free) for h in hosts)), 0)
+    return [f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}" for host in hosts]
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _can_bind(host: str, port: int) -> bool:
+    try:
+        with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+            if ":" in host:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError:
+        return False
+    return True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _host(address: str) -> str | None:
+    """The IP address in a well-formed address; None: a name."""
+    known = parts(address)
+    return known.get("ip4") or known.get("ip6")
+
+
+def _is_link_local(host: str | None) -> bool:
+    return host is not None and ipaddress.ip_address(host).is_link_local
 
 
 def _dialable(known: dict[str, str]) -> bool:
@@ -110,8 +189,9 @@ def check_listen(addresses: Sequence[str]) -> None:
 
 
 def _probe(host: str, port: int, tcp: bool) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as probe:
+    with socket.socket(_family(host), socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as probe:
+        if ":" in host:  # p2pd listens on each family by itself, so the other's port is free
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if tcp:  # a port whose last owner has just left is free for p2pd as well
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from peers.faults import Fault, Phase
 from peers.files import remove_temporary, write_atomically
 from protocol.errors import RunFailed
+from protocol.lineage import Lineage
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +36,34 @@ _Stamp = tuple[int, int, int]  # of a file: another one, or one that was written
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of run `run_id` in `folder`; the newest `keep` of each stage stay."""
+    """The checkpoints of run `run_id` in `folder`; the newest `keep` of each stage stay.
+
+    `lineage`: the run's history, where it is known; files of another one are passed over.
+    """
 
     folder: Path
     run_id: str
     keep: int
     fault: Fault = field(default_factory=Fault, repr=False, compare=False)
+    lineage: Lineage | None = None
     # What a look at each file has shown: so `held` opens a file once, and a bad one is said once.
     _seen: dict[Path, tuple[_Stamp, bool]] = field(default_factory=dict, init=False, repr=False)
     _failing: set[int] = field(default_factory=set, init=False, repr=False)
     # Own states and copies are written by several threads; one would take the other's file for a dead writer's.
     _writing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def follow(self, skipped: tuple[int, ...], first_step: int | None) -> bool:
+        """The run passes over `skipped`, and begins with `first_step` (None: it goes on). Whether that is new here."""
+        if self.lineage is None:
+            return False
+        lineage = replace(self.lineage, skipped=skipped)
+        lineage = lineage if first_step is None else lineage.begun(first_step)
+        if lineage == self.lineage:
+            return False
+        with self._writing:
+            self.lineage = lineage
+            self._seen = {}
+        return True
 
     def held(self) -> dict[int, list[int]]:
         """The steps held of each stage, whole files of this run only. Cheap: it reads headers, and each only once."""
@@ -70,7 +88,8 @@ class Checkpoints:
         """
         path = self._path(stage, step)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        labels = self._labels(stage, step) | {"sha256": _digest(tensors)}
+        history = {} if self.lineage is None else self.lineage.labels(step)
+        labels = self._labels(stage, step) | history | {"sha256": _digest(tensors)}
 
         def write(temporary: Path) -> None:
             save_file(tensors, temporary, labels)
@@ -188,7 +207,9 @@ class Checkpoints:
         except (SafetensorError, OSError) as error:
             logger.warning("ignoring the checkpoint %s: %s", path, error)
             return False
-        return bool("sha256" in labels and self._labels(*self._named(path)).items() <= labels.items())
+        stage, step = self._named(path)
+        ours = "sha256" in labels and self._labels(stage, step).items() <= labels.items()
+        return ours and (self.lineage is None or self.lineage.accepts(labels, step))
 
     def _set_aside(self, path: Path, stamp: _Stamp) -> None:
         self._seen[path] = stamp, False  # also where the folder cannot be written to

@@ -16,6 +16,7 @@ from peers.background import Background, next_event
 from peers.coordinator_messages import LONGEST_REPORTS, parse_event, parse_goodbye, parse_rate, parse_reports
 from peers.executive import Executive, Observer
 from peers.floor_meter import Premises
+from peers.reachability import Reachability
 from peers.refusal_log import RefusalLog
 from peers.run_folder import Memory, RunFolder
 from peers.run_publisher import RunPublisher
@@ -31,18 +32,19 @@ from peers.transport import (
     TransportEvent,
     TransportLost,
 )
-from protocol.errors import BadFrame, NetworkError
+from protocol.errors import BadFrame, NetworkError, UserError
 from protocol.frame import Frame, Kind, parse_control
-from protocol.join_request import parse_join
+from protocol.join_request import goes_by, parse_join
 from protocol.manifest import Manifest
 from protocol.membership import Terms
-from protocol.membership_events import End, Heard, Left, LinkBroken, StopAsked, Tick
+from protocol.membership_events import End, Heard, JoinAsked, Left, LinkBroken, StopAsked, Tick
 from protocol.signing import SigningKey
 from protocol.stage_cost import stage_costs
 from protocol.view import Replica
 
 logger = logging.getLogger(__name__)
 
+CHANGED = "the run goes on with another configuration since it was resumed: start this peer again, with the same invite"
 TICK_SECONDS = 1.0
 GOODBYE_SECONDS = 10.0
 ABSENT_SECONDS = 6.0  # how long a peer that does not answer a coordinator that returns is looked for
@@ -82,8 +84,10 @@ class CoordinatorDaemon:
             last_step=last_step,
             wait_for=self._needed,
             resume=resume,
-            checkpoint_every=manifest.config.checkpoint.every,
+            # By whatever configuration: the run must not begin anew because it has more steps between checkpoints now.
+            checkpoint_every=min(m.config.checkpoint.every for m in (manifest, *folder.manifests(key.public))),
             end_when_starved=not newcomers,
+            skip_nonfinite=manifest.config.train.skip_nonfinite,
         )
         self._reached = max((row["step"] for row in folder.rows()), default=0) if resume else 0
         membership = restored(self._memory, self._terms, False, clock(), self._reached)
@@ -95,10 +99,27 @@ class CoordinatorDaemon:
             view = last_view(self._memory)
             transport.trust((), control_only=() if view is None else view.everybody())
         self._refusals = RefusalLog(logger, clock)
-        self._publisher = RunPublisher(transport, manifest, key, clock)
+        self._publisher = RunPublisher(transport, lambda: self._executive.manifests.newest, key, clock)
         self._background = Background()
+        self._reachability = Reachability(transport, self._join, self._background.spawn)
         self._heard: set[str] = set()
         self._parted: set[str] = set()
+
+    async def refuse_change_beside_peers(self) -> None:
+        """Check that nobody still trains by the configuration that this run is to have no more.
+
+        Raises:
+            UserError: somebody does.
+        """
+        view = last_view(self._memory)
+        if self._executive.manifests.newest.from_step or view is None:
+            return
+        there = await reachable(self._transport, view)
+        if there:
+            raise UserError(
+                f"expected nobody to train by the former configuration, {len(there)} of the run's peers still do: "
+                "resume it without a RUN.toml, stop it by Ctrl-C, then resume it with the changed one"
+            )
 
     async def publish_manifest(self) -> None:
         """Put the signed manifest into the DHT, where invited peers look for it."""
@@ -187,13 +208,22 @@ class CoordinatorDaemon:
         except Exception as error:  # the last net: whatever a peer says, it costs the peer and not the run
             self._executive.net.caught(error, peer)
 
+    def _join(self, event: JoinAsked) -> None:
+        try:
+            self._executive.decide(event)
+        except Exception as error:
+            self._executive.net.caught(error, event.peer)
+        self._show_waiting()
+
     def _on_message(self, peer: str, message: dict[str, Any]) -> None:
         executive = self._executive
         self._heard |= {peer} & executive.membership.members.keys()
         match message["type"]:
+            case "join" if not goes_by(message, executive.manifests.newest.config.hash()):
+                executive.tell_stranger(peer, {"type": "turned_away", "reason": CHANGED})
             case "join":
                 self._parted.discard(peer)
-                executive.decide(parse_join(peer, message, self._stages))
+                self._reachability.asked(parse_join(peer, message, self._stages))
             case "goodbye" if peer in executive.sessions:
                 self._parted.add(peer)
                 self._goodbye(peer, *parse_goodbye(message))

@@ -43,10 +43,14 @@ class CoordinatorLine:
         self._transport.send(self.peer, control(message))
 
     def ask_to_join(
-        self, addresses: Sequence[str], held: Mapping[int, Sequence[int]], speed: float, memory: int
+        self, addresses: Sequence[str], held: Mapping[int, Sequence[int]], speed: float, memory: int, config: str = ""
     ) -> None:
-        """Ask to be let in, or in again. The session tells a repeated question from a restart."""
-        self.tell(join_message(addresses, held, self._session, speed, memory))
+        """Ask to be let in, or in again. The session tells a repeated question from a restart.
+
+        Args:
+            config: the hash of the configuration by which this peer goes.
+        """
+        self.tell(join_message(addresses, held, self._session, speed, memory, config))
 
     def add(self, report: StepReport) -> None:
         """A step's report, kept until `seen`."""

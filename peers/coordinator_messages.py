@@ -12,7 +12,7 @@ from typing import Any
 
 from peers.step_costs import PeerFigures
 from peers.step_reports import StepReport, WireTotals
-from protocol.errors import BadFrame
+from protocol.errors import BadFrame, IsthmusError, NotFinite, RemoteError, RunFailed
 from protocol.membership_events import Accused, Differs, End, Event, Failed, Irreplaceable, LeaveAsked, LostTrack
 from protocol.peer_report import (
     LARGEST_STEP,
@@ -98,7 +98,7 @@ def parse_event(peer: str, message: Mapping[str, Any]) -> Event | None:
         case "leave":
             return LeaveAsked(peer)
         case "failed":
-            return Failed(peer, _reason(message), message.get("fatal") is True)
+            return _failed(peer, message)
         case "differs":
             return _differs(peer, message)
         case "accuse":
@@ -134,6 +134,24 @@ def _differs(peer: str, message: Mapping[str, Any]) -> Differs:
 def _reason(message: Mapping[str, Any]) -> str:
     """What a peer says, for people."""
     return plain(message.get("reason", "it gave no reason"), LONGEST_REASON)
+
+
+def failed_message(error: Exception, epoch: int) -> dict[str, Any]:
+    """This peer cannot go on. What arithmetic cannot go on with here, it cannot at the other replicas either.
+
+    Args:
+        epoch: of the newest view here.
+    """
+    reason = str(error) if isinstance(error, IsthmusError | RemoteError) else repr(error)
+    message = {"type": "failed", "reason": reason, "fatal": isinstance(error, RunFailed)}
+    return message | ({"epoch": epoch, "step": error.step} if isinstance(error, NotFinite) else {})
+
+
+def _failed(peer: str, message: Mapping[str, Any]) -> Failed:
+    epoch, step = message.get("epoch", 0), message.get("step", 0)
+    if not is_count(epoch, LARGEST_STEP) or not is_count(step, LARGEST_STEP):
+        raise BadFrame(f"expected the epoch and the step that failed, got {str((epoch, step))[:40]}")
+    return Failed(peer, _reason(message), message.get("fatal") is True, epoch, step)
 
 
 def view_message(record: bytes) -> dict[str, Any]:

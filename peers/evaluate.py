@@ -15,6 +15,7 @@ from peers.checkpoints import Checkpoints
 from peers.data.run_data import RunData
 from protocol.config import RunConfig
 from protocol.errors import RunFailed
+from protocol.lineage import Lineage
 from protocol.reference import Evaluation, ReferenceRun
 
 MOST_STATE_BYTES = 2 << 30  # weights and moments; about twice that is in memory while a stage is loaded
@@ -28,19 +29,21 @@ def evaluate(
     folders: Sequence[Path],
     data: RunData,
     basis_DK: torch.Tensor | None = None,
+    lineage: Lineage | None = None,
 ) -> Evaluation:
     """The model after `step`, on the held-out data.
 
     Args:
         folders: those of the peers, with their checkpoints.
         basis_DK: of a run with `boundary.basis = "file"`.
+        lineage: the run's history; checkpoints of another one are passed over.
 
     Raises:
         RunFailed: a stage has no checkpoint of `step` there, or the model is too large for this.
         UserError: the data is too small to have a held-out part.
     """
     microbatches = data.held_out_microbatches(config)
-    holders = _holders(config, run_id, step, folders)
+    holders = _holders(config, run_id, step, folders, lineage)
     size = sum(holder.size(stage, step) for stage, holder in enumerate(holders))
     parameters = sum(holder.parameters(stage, step) for stage, holder in enumerate(holders))
     _check_size(size, parameters * sum(map(len, microbatches)) * config.task.positions)
@@ -50,11 +53,13 @@ def evaluate(
     return model.evaluate(microbatches)
 
 
-def _holders(config: RunConfig, run_id: str, step: int, folders: Sequence[Path]) -> list[Checkpoints]:
+def _holders(
+    config: RunConfig, run_id: str, step: int, folders: Sequence[Path], lineage: Lineage | None
+) -> list[Checkpoints]:
     """For each stage the checkpoints among which that of `step` is."""
     found: dict[int, Checkpoints] = {}
     for folder in folders:
-        checkpoints = Checkpoints(folder / "checkpoints", run_id, config.checkpoint.keep)
+        checkpoints = Checkpoints(folder / "checkpoints", run_id, config.checkpoint.keep, lineage=lineage)
         found |= {stage: checkpoints for stage, steps in checkpoints.held().items() if step in steps}
     missing = sorted(set(range(config.pipeline.stages)) - set(found))
     if missing:

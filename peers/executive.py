@@ -15,7 +15,9 @@ from peers.coordinator_messages import Reported, end_message, seen_message, view
 from peers.floor_meter import Premises
 from peers.journal import Journal
 from peers.last_net import LastNet
+from peers.manifest_chain import ManifestChain
 from peers.quota import Quota
+from peers.reminder import RunWaits
 from peers.run_budget import RunBudget
 from peers.run_folder import Memory, RunFolder
 from peers.run_record import RunRecord
@@ -92,6 +94,7 @@ class Executive:
         self.record = RunRecord(folder, manifest, premises)
         self.journal = Journal(folder, observer.note)
         self.net = LastNet(self.journal, self.decide, self._catch_up)
+        self.manifests = ManifestChain(folder, manifest, key, self.journal)
         self.budget = RunBudget()
         self._transport, self._key, self._folder, self._observer = transport, key, folder, observer
         self._needed, self._clock = needed, clock
@@ -102,6 +105,7 @@ class Executive:
         self._answers, self._turned_away = Quota(*ANSWERS, clock=clock), Quota(*TURNED_AWAY, clock=clock)
         self._closing: End | None = None
         self._rowed = self._remembered = clock()
+        self._waits = RunWaits(clock())
 
     def take_over(self, membership: Membership, view: View, there: set[str]) -> None:
         """Go on with the run that `view` left, of whose peers those in `there` answer."""
@@ -142,6 +146,8 @@ class Executive:
         match effect:
             case Admit(peer):
                 self._admit(peer)
+            case TurnAway(peer, _) if self._closing is not None:  # it came too late, which is no mistake of its owner
+                self.tell_stranger(peer, end_message(self._closing))
             case TurnAway(peer, reason):
                 self.record.disown(peer)
                 if self._turned_away.may(peer):  # whoever is turned away may ask again at once
@@ -181,6 +187,7 @@ class Executive:
             return
         view, reason = self._unstored.view, self._unstored.reason
         try:
+            self.manifests.follow(view)
             self._folder.remember(self._state())
         except (OSError, UserError) as error:
             if self._storing:  # said once
@@ -243,6 +250,8 @@ class Executive:
         self._issue()
         self.record.write()
         self._settle()
+        if (text := self._waits.sign_of_life(self.membership, self._clock())) is not None:
+            self._observer.note(text)
         if self._clock() - self._remembered > REMEMBER_SECONDS:
             self.remember()
 
@@ -254,6 +263,7 @@ class Executive:
         complete = end.failed or not self.record.began or self.record.done >= end.step
         if complete or self._clock() - self._rowed > SETTLE_SECONDS:
             self.journal.note("end", f"ended after step {end.step}: {end.reason}", show=False, failed=end.failed)
+            self.remember()  # a coordinator that returns must not wait for peers that were told to go
             self._tell_all(end_message(end))
             self.ended.set_result(end)
 

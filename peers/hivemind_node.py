@@ -28,6 +28,7 @@ from peers.hivemind_records import MAX_REQUEST_BYTES, NodeGate, RecordCheck
 from protocol.errors import NetworkError, UserError
 
 ANSWER_SECONDS = 10.0
+DIAL_SECONDS = 6.0
 SHUTDOWN_SECONDS = 3.0
 # How asking p2pd for something fails: its own errors, its end of the control socket closed, or nothing in time.
 NO_ANSWER = (P2PDaemonError, OSError, EOFError, asyncio.TimeoutError)
@@ -192,6 +193,18 @@ async def refuse_duplicate(own: PeerID, met: Met) -> None:
             await asyncio.sleep(_TWIN_WAIT_SECONDS)
     finally:
         await end_p2pd(nameless)
+
+
+async def dials(peer: str, addresses: Sequence[str]) -> bool:
+    """Whether a p2pd without a name, and without a connection to `peer`, gets one at `addresses`."""
+    nameless = await start_p2pd(no_listen=True, dht_mode="client")
+    try:
+        await within(DIAL_SECONDS, nameless._client.connect(parsed_id(peer), dialable(addresses)))
+    except (*NO_ANSWER, ValueError):
+        return False
+    finally:
+        await end_p2pd(nameless)
+    return True
 
 
 async def meet(p2p: P2P, met: Met) -> list[tuple[PeerID, str]]:

@@ -24,7 +24,7 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
-from peers.addresses import bare, for_others, usable
+from peers.addresses import bare, for_others, host_of, usable
 from peers.fair_inbox import FairInbox
 from peers.hivemind_node import (
     ANSWER_SECONDS,
@@ -32,6 +32,7 @@ from peers.hivemind_node import (
     SHUTDOWN_SECONDS,
     checked_id,
     dialable,
+    dials,
     end_of,
     end_p2pd,
     meet,
@@ -251,12 +252,20 @@ class HivemindTransport:
         """Set who is a member; see `Transport.trust`."""
         self._reception.trust(peers, control_only, patience)
 
+    def source_of(self, peer: str) -> str:
+        """See `Transport.source_of`."""
+        return self._reception.source_of(peer)
+
+    async def dials(self, peer: str, addresses: Sequence[str]) -> bool:
+        """See `Transport.dials`."""
+        return await dials(peer, addresses)
+
     async def receive(self) -> TransportEvent:
         """The next event, from any peer."""
         return await self._inbox.get()
 
     async def _accept(self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._reception.accept(info.peer_id.to_base58(), reader, writer)
+        await self._reception.accept(info.peer_id.to_base58(), host_of(str(info.addr)), reader, writer)
 
     def _seen(self, peer: str) -> None:
         if (link := self._links.get(peer)) is not None:

@@ -20,8 +20,12 @@ class Journal:
         self._failing = False
 
     def note(self, kind: str, text: str, show: bool = True, **fields: Any) -> None:
-        """Note a decision: `kind` is view, notice, join, turned_away, released, failed, end, takeover,
-        rate or mistake."""
+        """Note a decision.
+
+        Args:
+            kind: view, notice, join, turned_away, released, failed, end, takeover, changed, rate or
+                mistake.
+        """
         if show:
             self._show(text)
         if not self._folder.exists():

@@ -29,6 +29,7 @@ from peers.transport import (
     FrameRefused,
     LinkLost,
     LinkRestored,
+    OneNetwork,
     RecordGuard,
     TrafficCounters,
     TransportEvent,
@@ -210,7 +211,7 @@ class MemoryNetwork:
         return record if record is not None and record[1] > time.time() else None
 
 
-class MemoryTransport:
+class MemoryTransport(OneNetwork):
     """A `peers.transport.Transport` in a `MemoryNetwork`. Make it with `network.join`."""
 
     def __init__(self, network: MemoryNetwork, name: str, record_guard: RecordGuard | None) -> None:

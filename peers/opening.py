@@ -14,8 +14,9 @@ from peers.data.run_data import RunData
 from peers.data.token_store import TokenStore, cache_folder, prepare
 from protocol.config import RunConfig
 from protocol.data_config import DataConfig
-from protocol.errors import InputError, UserError
+from protocol.errors import InputError
 from protocol.manifest import Manifest, check_data, check_given_basis
+from protocol.run_changes import changes, check_changes
 from protocol.signing import SigningKey
 from protocol.task import IMAGE_SOURCES
 
@@ -74,19 +75,18 @@ def new_run(config: RunConfig, data: RunData, basis_DK: torch.Tensor | None = No
 
 
 def check_resumed(
-    manifest: Manifest, config: RunConfig | None, data: RunData, basis_DK: torch.Tensor | None = None
-) -> None:
-    """Check that a run to be resumed is still the same.
+    manifest: Manifest, config: RunConfig, where: Path, data: RunData, basis_DK: torch.Tensor | None = None
+) -> Manifest:
+    """The manifest of the run in `where`, which is resumed with `config`: as it was, or the next of its chain.
 
     Raises:
-        UserError: another configuration was given, or the data or the given basis has changed.
+        UserError: a field differs that cannot change, or the data or the given basis do.
     """
-    if config is not None and config.hash() != manifest.config.hash():
-        raise UserError(
-            "the configuration differs from the one the run was begun with: leave the file out to resume, "
-            "or start a new run in another folder"
-        )
+    found = changes(manifest.config, config)
+    check_changes(found, str(where))
     check_agreement(manifest, data, basis_DK)
+    # From which step it holds follows from the checkpoints that the peers bring.
+    return manifest.followed_by(0, config) if found else manifest
 
 
 def check_agreement(manifest: Manifest, data: RunData, basis_DK: torch.Tensor | None) -> None:

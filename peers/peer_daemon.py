@@ -22,7 +22,7 @@ from peers.background import Background, next_event
 from peers.checkpoints import Checkpoints
 from peers.compute import ComputeThread
 from peers.coordinator_line import CoordinatorLine
-from peers.coordinator_messages import budget_in
+from peers.coordinator_messages import budget_in, failed_message
 from peers.data.run_data import RunData
 from peers.gauges import Gauges
 from peers.load import LoadFile
@@ -48,7 +48,7 @@ from peers.transport import (
     TransportEvent,
     TransportLost,
 )
-from protocol.errors import IsthmusError, NetworkError, RemoteError, RunFailed, UserError
+from protocol.errors import NetworkError, RemoteError, RunFailed, UserError
 from protocol.frame import Frame, Kind, parse_control
 from protocol.invite import Invite
 from protocol.manifest import Manifest
@@ -92,7 +92,7 @@ class PeerDaemon:
         parts = ComputeParts(
             config=config,
             data=data,
-            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep, options.fault),
+            checkpoints=Checkpoints(folder, manifest.run_id, config.checkpoint.keep, options.fault, manifest.lineage),
             device=options.device,
             basis_DK=options.basis_DK,
             gradients=options.gradients,
@@ -132,8 +132,7 @@ class PeerDaemon:
         except UserError:
             raise
         except Exception as error:
-            # What arithmetic cannot go on with here, it cannot at the other replicas either.
-            self._line.tell({"type": "failed", "reason": _reason(error), "fatal": isinstance(error, RunFailed)})
+            self._line.tell(failed_message(error, self._tenure.epoch))
             if isinstance(error, RemoteError):
                 raise RunFailed(f"this stage cannot go on with what it was sent: {error}") from error
             raise
@@ -179,7 +178,8 @@ class PeerDaemon:
             self._say(f"joined run {self._manifest.run_id}; waiting for a stage")
 
     async def _ask_to_join(self) -> None:
-        self._line.ask_to_join(await self._transport.addresses(), self._files.held(), *self._ability)
+        addresses, config = await self._transport.addresses(), self._manifest.config.hash()
+        self._line.ask_to_join(addresses, self._files.held(), *self._ability, config)
 
     # Events
 
@@ -288,6 +288,7 @@ class PeerDaemon:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if self._admitted:
                 self._send_report()
+                self._tenure.repeat()
             machine = None if self._tenure.worker is None else self._tenure.worker.machine
             self._load.note(machine)
             self._gauges.note(machine)
@@ -308,7 +309,3 @@ class PeerDaemon:
         if worker is not None and not finished and worker.stall.due(now):
             logger.info("waiting for %s; asking again", missing)
             self._tenure.stalled()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, IsthmusError | RemoteError) else repr(error)

@@ -15,6 +15,7 @@ from protocol.errors import BadFrame
 
 SWEEP_SECONDS = 10.0
 DISCONNECT_REFUSALS = 3
+MOST_SOURCES = 4096
 UNWELCOME_SECONDS, MOST_KEPT_WAITING = 2.0, 64
 
 
@@ -38,6 +39,7 @@ class Reception:
         self._incoming = Incoming(limits, counters, self._standing)
         self._seen, self._disconnect = seen, disconnect
         self._control_only: frozenset[str] = frozenset()
+        self._sources: dict[str, str] = {}
         self._readers: set[asyncio.Task[object]] = set()
         self._kept_waiting = 0
 
@@ -50,7 +52,11 @@ class Reception:
         """Whether `peer` is one with whom tensors are exchanged."""
         return self._standing.is_member(peer) and peer not in self._control_only
 
-    async def accept(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def source_of(self, peer: str) -> str:
+        """The IP address from which the newest stream of `peer` came; "": not known."""
+        return self._sources.get(peer, "")
+
+    async def accept(self, peer: str, source: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one incoming stream to its end. A full inbox stops the reading, and so the sender."""
         task = asyncio.current_task()
         assert task is not None
@@ -61,6 +67,7 @@ class Reception:
                     raise BadFrame(reason)
                 await self._keep_waiting()
                 return
+            self._note_source(peer, source)
             self._seen(peer)
             async with aclosing(self._incoming.frames(peer, reader, writer)) as frames:
                 async for frame in frames:
@@ -74,6 +81,12 @@ class Reception:
             self._standing.ended(task)
             writer.transport.abort()  # `close` would wait for a peer that does not read
             self._readers.discard(task)
+
+    def _note_source(self, peer: str, source: str) -> None:
+        self._sources.pop(peer, None)
+        self._sources[peer] = source
+        while len(self._sources) > MOST_SOURCES:
+            del self._sources[next(iter(self._sources))]
 
     async def _keep_waiting(self) -> None:
         """Let an unwelcome stream be for a while: whoever opens the next when one ends does so no faster than this."""

@@ -1,6 +1,7 @@
 """A run's folder, as the coordinator keeps it.
 
 manifest.json       the signed manifest            invite.txt     what volunteers are given
+manifests/1.json..  those before it, if the run was changed, in order
 coordinator.key     signs it (mode 0600)           metrics.jsonl  one line a step
 coordinator.id      libp2p identity (mode 0400)    events.jsonl   one line a decision: who, when and why
 coordinator.json    what its coordinator must      report.json    the whole run in numbers
@@ -19,7 +20,7 @@ from typing import Any, TypedDict
 
 from peers.files import write_bytes, write_json
 from protocol.errors import BadSignature, RemoteError, UserError
-from protocol.manifest import Manifest
+from protocol.manifest import Manifest, check_chain
 from protocol.signing import SigningKey, open_record
 
 
@@ -119,10 +120,38 @@ class RunFolder:
             raise UserError(f"expected a run in {self.root}, there is no manifest.json: start it without --resume")
         try:
             key = SigningKey(bytes.fromhex((self.root / "coordinator.key").read_text().strip()))
-            body = open_record((self.root / "manifest.json").read_bytes(), "manifest", key.public)
-            return Manifest.from_json(body), key
-        except (OSError, ValueError, BadSignature, RemoteError) as error:
+            manifests = self.manifests(key.public)
+            check_chain(manifests)
+            return manifests[-1], key
+        except (OSError, ValueError, BadSignature, RemoteError, UserError) as error:
             raise self.cannot_open(str(error)) from error
+
+    def _read_manifest(self, path: Path, key: str) -> Manifest:
+        return Manifest.from_json(open_record(path.read_bytes(), "manifest", key))
+
+    def manifests(self, key: str) -> list[Manifest]:
+        """The run's manifests from the first to the newest, each signed with `key`.
+
+        Raises:
+            OSError, BadSignature, RemoteError: one of them cannot be read.
+        """
+        paths = sorted((self.root / "manifests").glob("*.json"), key=lambda path: int(path.stem))
+        found = [self._read_manifest(path, key) for path in paths]
+        newest = self._read_manifest(self.root / "manifest.json", key)
+        return found if newest in found else [*found, newest]  # it is where a coordinator died in `amend`
+
+    def amend(self, manifest: Manifest, key: SigningKey) -> None:
+        """`manifest`, which follows the newest one, takes its place; that one is kept beside it.
+
+        Raises:
+            OSError: the disk is full or the folder not writable; the newest one is as it was.
+        """
+        newest = self.root / "manifest.json"
+        older = self.root / "manifests"
+        older.mkdir(exist_ok=True)
+        number = len(self.manifests(key.public))
+        write_bytes(older / f"{number}.json", newest.read_bytes())
+        write_bytes(newest, key.sign("manifest", manifest.to_json()))
 
     def memory(self) -> Memory:
         """What the coordinator wrote down last.

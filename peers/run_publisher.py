@@ -18,15 +18,17 @@ RECORD_SECONDS = 600.0
 
 
 class RunPublisher:
-    """Stores the records of one run through `transport`."""
+    """Stores the records of one run through `transport`; `manifest` gives the newest."""
 
-    def __init__(self, transport: Transport, manifest: Manifest, key: SigningKey, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, transport: Transport, manifest: Callable[[], Manifest], key: SigningKey, clock: Callable[[], float]
+    ) -> None:
         self._transport, self._manifest, self._key, self._clock = transport, manifest, key, clock
         self._published: tuple[float, View | None] = (float("-inf"), None)
 
     async def manifest(self) -> None:
         """Store the manifest, where invited peers look for it."""
-        await self._store(MANIFEST, self._manifest.to_json())
+        await self._store(MANIFEST, self._manifest().to_json())
 
     async def keep(self, view: Callable[[], View | None], progress: Callable[[], dict[str, Any]]) -> None:
         """Store the progress every few seconds, the others when they are new or old. Never returns."""
@@ -42,4 +44,4 @@ class RunPublisher:
 
     async def _store(self, kind: str, body: dict[str, Any]) -> None:
         record = sign_record(self._key, kind, body, time.time() + RECORD_SECONDS)
-        await self._transport.store(record_key(self._manifest.run_id, kind), record, RECORD_SECONDS)
+        await self._transport.store(record_key(self._manifest().run_id, kind), record, RECORD_SECONDS)

@@ -163,6 +163,7 @@ class RunRecord:
         report |= {
             "unigram_loss": self._manifest.unigram_loss,
             "run_id": self._manifest.run_id,
+            "skipped_steps": [row["step"] for row in rows if row.get("skipped")],
             "ended": None if end is None else {"failed": end.failed, "reason": end.reason},
             "peers": [
                 {**peer, **meter.figures(who).for_people(), "sent_bytes": sum(self._ledger.of_peer(who).as_tuple())}

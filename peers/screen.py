@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,9 @@ class Screen:
 
     def row(self, row: dict[str, Any]) -> None:
         """A step is done everywhere."""
+        if row.get("skipped"):
+            self.say(f"step {row['step']} was passed over: its numbers were not finite")
+            return
         loss = "unknown" if row["loss"] is None else f"{row['loss']:.4f}"
         speed = f"{row['tokens_per_second']:,.0f} tokens/s"
         numbers = (
@@ -105,6 +109,8 @@ class Screen:
                 ("overhead", f"{100 * wire['overhead_fraction']:.2f} % of the payload (headers, control messages)"),
             ]
             lines.append(("declared", f"{_declared(wire['declared_ratio'])} of the codecs' declared bytes"))
+        if wire.get("ratio_of_all_to_dense_bf16"):
+            lines.append(("in all", in_all_line(wire)))
         lines.append(("floor", floor_line(report)))
         if wire["chunk_payload_bytes"]:
             lines.append(("replicas", f"{wire['chunk_payload_bytes']:,} bytes of gradients, states and checkpoints"))
@@ -137,6 +143,12 @@ def _columns(width: int) -> list[ProgressColumn]:
     if width < WIDE:
         return [*steps, TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}"), *left]
     return [*steps, BarColumn(bar_width=20), TextColumn("{task.fields[numbers]}"), *left]
+
+
+def in_all_line(wire: Mapping[str, Any]) -> str:
+    """What everything together was, for people: what crossed the boundaries may be the smaller part."""
+    sent, dense, ratio = wire["all_bytes"], wire["dense_bf16_bytes"], wire["ratio_of_all_to_dense_bf16"]
+    return f"{sent:,} bytes sent, whatever for; dense bf16 boundaries alone {dense:,}: {compared(ratio)}"
 
 
 def _over_floor(row: dict[str, Any]) -> str:

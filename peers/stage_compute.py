@@ -56,7 +56,7 @@ class ComputeParts:
 @dataclass(slots=True)
 class StepNumbers:
     """Of `step`, the newest applied: mean loss over all its microbatches (last stage), gradient norm, hash of the
-    weights, and how many microbatches were done here.
+    weights, how many microbatches were done here, and whether it was passed over.
     """
 
     step: int
@@ -64,6 +64,7 @@ class StepNumbers:
     norm: float = 0.0
     weights: str = ""
     microbatches: int = 0
+    skipped: bool = False
 
 
 class StageCompute:
@@ -196,6 +197,23 @@ class StageCompute:
         return Blob.of(self._key(BlobKind.PART, step), self.engine.part(step), meta)
 
     def _apply(self, step: int, reduce: Reduce, last_step: int) -> Blob | None:
+        total = None
+        if reduce.skip:
+            self._pass_over(step)
+        else:
+            total = self._update(step, reduce)
+        self._done = 0
+        self._losses = {}
+        if step % self._parts.config.checkpoint.every == 0 or step == last_step:
+            self.checkpoint(step)
+        return total
+
+    def _pass_over(self, step: int) -> None:
+        """Its numbers were not finite: the weights stay."""
+        self.engine.skip(step)
+        self.numbers = StepNumbers(step, weights=self.numbers.weights, skipped=True)
+
+    def _update(self, step: int, reduce: Reduce) -> Blob | None:
         total = self._add_up(step, reduce) if reduce.parts else None
         losses = self._losses
         if reduce.parts:
@@ -209,10 +227,6 @@ class StageCompute:
         mean = sum(loss for _, loss in ordered) / len(ordered) if ordered else None
         weights = self.engine.weights_hash() if reduce.parts else ""
         self.numbers = StepNumbers(step, mean, norm, weights, self._done)
-        self._done = 0
-        self._losses = {}
-        if step % self._parts.config.checkpoint.every == 0 or step == last_step:
-            self.checkpoint(step)
         if total is None or not reduce.keep:
             return None
         return Blob.of(self._key(BlobKind.TOTAL, step), total, Meta(losses=ordered))

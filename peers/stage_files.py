@@ -15,6 +15,7 @@ from protocol.model import flat
 from protocol.model.checksum import checksum
 from protocol.model.moving_basis import BASIS as MOVED
 from protocol.model.stage_sizes import BASIS, state_layout
+from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,13 @@ class StageFiles:
     def changed(self) -> None:
         """A checkpoint was written."""
         self._held = None
+
+    async def follow(self, view: View, former: View | None) -> None:
+        """`view` may say that the run has another history than this peer knew: files of the other one are none."""
+        begins = former is None or view.epoch > former.epoch
+        first = view.restored + 1 if begins else None
+        if await asyncio.to_thread(self._checkpoints.follow, view.skipped, first):
+            self.changed()
 
     async def forget_after(self, step: int) -> None:
         """The run goes on from `step`: drop what is of later ones."""

@@ -18,16 +18,17 @@ from typing import Any
 
 from peers.background import Background
 from peers.compute import ComputeThread
+from peers.coordinator_messages import failed_message
 from peers.link_rates import LinkRates
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_credits import StageCredits
 from peers.stage_files import StageFiles
+from peers.stage_rules import rules_of
 from peers.step_costs import StepMeter
 from peers.step_reports import StepReport, WireTotals
 from peers.trace import NO_TRACE, Tracer
 from peers.transport import Transport
-from protocol.basis_microbatch import is_moving_step, microbatches
-from protocol.blob import BlobKey, BlobKind
+from protocol.blob import BlobKey
 from protocol.config import RunConfig
 from protocol.effects import (
     Accuse,
@@ -52,17 +53,15 @@ from protocol.effects import (
     StepApplied,
     WantBlob,
 )
+from protocol.errors import NotFinite
 from protocol.events import Computed, Event, Spoiled, StateFound
 from protocol.frame import Coded, Frame, Header
 from protocol.membership_events import short_peer
 from protocol.messages import to_frame
-from protocol.model.stage_sizes import stage_sizes
-from protocol.place import Rules
 from protocol.schedule import learning_rate
 from protocol.stage_machine import StageMachine
 from protocol.stall import StallTimer
 from protocol.view import Replica, View
-from protocol.work import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -102,24 +101,6 @@ class WorkerParts:
         return self.compute_parts.config
 
 
-def rules_of(config: RunConfig) -> Rules:
-    """The run's rules for the step protocol."""
-
-    def blob_bytes(key: BlobKey) -> int:
-        sizes = stage_sizes(config, key.stage)
-        if key.kind is BlobKind.STATE:
-            return sizes.state_bytes
-        return sizes.moving_part_bytes if is_moving_step(config, key.step) else sizes.part_bytes
-
-    return Rules(
-        microbatches=lambda step: microbatches(config, step),
-        window=config.pipeline.window,
-        blob_bytes=blob_bytes,
-        copies=lambda step: config.checkpoint.copies if step % config.checkpoint.every == 0 else 0,
-        schedule=Schedule(config.pipeline.schedule),
-    )
-
-
 class StageWorker:
     """Serves `stage` as `replica` says, from the state after `replica.start` on.
 
@@ -144,6 +125,7 @@ class StageWorker:
         self._credits = StageCredits(config, stage)
         self.rates = LinkRates(config, parts.transport.links)
         self._missing, self._closing = "", False
+        self.failure: dict[str, Any] | None = None  # why it stands still; told again and again, for a word may be lost
         self._computing: asyncio.Future[Payload] | None = None
         self._stage: StageCompute | None = None
         self._told: tuple[int, set[str]] = 0, set()  # of the newest view: its number, and who was told of it
@@ -288,12 +270,25 @@ class StageWorker:
         except Spoilt as error:
             event = Spoiled(work.action, error.peer, str(error))
         except Exception as error:
+            if not self._closing and isinstance(error, NotFinite) and self._may_be_passed_over():
+                self._halt(error)
+                return
             if not self._closing:
                 raise
             logger.warning("what stage %d was about, which this peer has left, failed: %s", self.stage, error)
             return
         if not self._closing:
             self.feed(event)
+
+    def _may_be_passed_over(self) -> bool:
+        view = self.machine.view
+        return view is not None and len(view.skipped) < self._parts.config.train.skip_nonfinite
+
+    def _halt(self, error: NotFinite) -> None:
+        """Do nothing more until the coordinator has decided: the run may pass over that step."""
+        logger.warning("%s", error)
+        self.failure = failed_message(error, self.epoch)
+        self._parts.tell(self.failure)
 
     def _report(self, step: int) -> None:
         assert self._stage is not None
@@ -312,6 +307,7 @@ class StageWorker:
             microbatches=numbers.microbatches,
             weights=numbers.weights,
             costs=self._meter.lap(),
+            skipped=numbers.skipped,
         )
         self._parts.tracer.step(step, self._step_began, now)
         self._step_began, self._busy_before = now, busy

@@ -94,6 +94,11 @@ class WireTotals:
         return forward / crossings, backward / crossings
 
     @property
+    def all(self) -> int:
+        """Everything that was sent, whatever for."""
+        return sum(self.as_tuple())
+
+    @property
     def overhead_fraction(self) -> float:
         """Tensor headers and control frames over tensor payload: what it costs to send the boundary's numbers.
 
@@ -115,6 +120,7 @@ class StepReport:
         microbatches: how many of the step's it did.
         weights: hash of the weights after the step, hexadecimal; all replicas of a stage have the same. "": not known.
         costs: what the step cost this replica.
+        skipped: it was passed over, for its numbers were not finite.
     """
 
     step: int
@@ -128,6 +134,7 @@ class StepReport:
     microbatches: int = 0
     weights: str = ""
     costs: StepCosts = field(default_factory=StepCosts)
+    skipped: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
@@ -144,12 +151,12 @@ class StepReport:
             step, stage, loss = value["step"], value["stage"], value["loss"]
             numbers = {name: value[name] for name in ("gradient_norm", "learning_rate", "seconds", "compute_seconds")}
             wire, costs = WireTotals.from_json(value["wire"]), StepCosts.from_json(value["costs"])
-            done, weights = value["microbatches"], value["weights"]
+            done, weights, skipped = value["microbatches"], value["weights"], value["skipped"]
         except (LookupError, TypeError) as error:
             raise BadFrame(f"expected a step report, got {str(value)[:80]!r}") from error
         if not (is_count(step, LARGEST_STEP) and is_count(stage, LARGEST_STEP) and is_count(done, LARGEST_STEP)):
             raise BadFrame(f"expected a step and a stage, got {str(step)[:20]} and {str(stage)[:20]}")
-        if not is_hash(weights):
+        if not is_hash(weights) or not isinstance(skipped, bool):
             raise BadFrame(f"expected a hash of the weights after step {step}, got {str(weights)[:40]!r}")
         bounds = {"gradient_norm": LARGEST_FLOAT, "learning_rate": MOST_RATE, "seconds": MOST_SECONDS}
         bounds["compute_seconds"] = MOST_SECONDS
@@ -157,7 +164,8 @@ class StepReport:
             raise BadFrame(
                 f"expected finite numbers in the report of step {step}, and none beyond what a step can have"
             )
-        return cls(step, stage, loss, wire=wire, microbatches=done, weights=weights, costs=costs, **numbers)
+        also = {"microbatches": done, "weights": weights, "costs": costs, "skipped": skipped}
+        return cls(step, stage, loss, wire=wire, **also, **numbers)
 
 
 def is_hash(value: Any) -> bool:
@@ -185,13 +193,14 @@ def summarise(
         payloads: bytes of a microbatch forward and backward, as the run's codecs declare them.
     """
     forward, backward = wire.per_token(wire_tokens, config.pipeline.stages - 1)
+    worked = [row["seconds"] for row in rows if not row.get("skipped")]
     dense, losses = 2.0 * config.model.dim, [row["loss"] for row in rows if row["loss"] is not None]
     return {
         "steps": rows[-1]["step"] if rows else 0,
         "tokens": sum(row["tokens"] for row in rows),
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
-        "step_seconds_median": statistics.median(row["seconds"] for row in rows) if rows else None,
+        "step_seconds_median": statistics.median(worked) if worked else None,
         **floor_report(rows),
         "wire": {
             "forward_bytes_per_token": forward,
@@ -205,11 +214,22 @@ def summarise(
             "chunk_payload_bytes": wire.chunk_payload,
             "chunk_header_bytes": wire.chunk_header,
             "overhead_fraction": wire.overhead_fraction,
+            **_in_all(config, wire, wire_tokens),
             "declared_ratio": _over_declared(wire, wire_tokens / config.tokens_per_microbatch, config, payloads),
             "tokens": wire_tokens,
             "totals": wire.as_tuple(),
         },
     }
+
+
+def _in_all(config: RunConfig, wire: WireTotals, tokens: int) -> dict[str, float | int | None]:
+    """All bytes that were sent, replicas' exchange, copies and control among them, beside dense boundaries alone.
+
+    A dense run would have its replicas' exchange and its copies too, so this ratio is no smaller than the true one's.
+    """
+    dense = 2 * 2 * config.model.dim * tokens * (config.pipeline.stages - 1)
+    ratio = dense / wire.all if dense and wire.all else None
+    return {"all_bytes": wire.all, "dense_bf16_bytes": dense, "ratio_of_all_to_dense_bf16": ratio}
 
 
 def _over_declared(

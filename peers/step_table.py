@@ -106,6 +106,8 @@ class StepTable:
         reports = {stage: _believed(list(of_peers.values())) for stage, of_peers in made.items()}
         stages = [reports.get(stage) for stage in range(self.config.pipeline.stages)]
         first, last = reports[min(reports)], stages[-1]
+        if any(report.skipped for report in reports.values()):
+            return self._skipped_row(first)
         tokens = self.config.tokens_per_step
         forward, backward = self._bytes_per_token(first.step, tokens)
         return {
@@ -122,6 +124,22 @@ class StepTable:
             "cpu_seconds": [report.costs.cpu_seconds if report else None for report in stages],
             "weights": [report.weights[:HASH_DIGITS] if report else "" for report in stages],
             **floor_fields(self.meter.floor(first.step), first.seconds),
+        }
+
+    def _skipped_row(self, report: StepReport) -> dict[str, Any]:
+        """Of a step that all passed over: it trained on nothing, and what was sent meanwhile counts in the next row."""
+        self._wire_step = report.step
+        return {
+            "step": report.step,
+            "skipped": True,
+            "loss": None,
+            "tokens": 0,
+            "seconds": report.seconds,
+            "tokens_per_second": 0.0,
+            "learning_rate": report.learning_rate,
+            "forward_bytes_per_token": 0.0,
+            "backward_bytes_per_token": 0.0,
+            **floor_fields(None, report.seconds),
         }
 
     def _bytes_per_token(self, step: int, tokens: int) -> tuple[float, float]:

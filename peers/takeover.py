@@ -80,7 +80,7 @@ def restored(memory: Memory, terms: Terms, under_way: bool, now: float, reached:
     """
     stored = memory.get("membership")
     if stored is None:
-        return Membership(terms)
+        return Membership(terms, reached=reached, done=reached)
     if not under_way:
         stored = stored | {"view": None}
     try:

@@ -80,11 +80,12 @@ class Tenure:
             return Change()
         me, served = self._parts.transport.peer_id, self.worker is not None
         stage, back = view.stage_of(me), view.goes_back(self.view, me)
-        self.view, self._record = view, record
+        former, self.view, self._record = self.view, view, record
         self._neighbours.changed(view, stage)
         await self._let_go(view)
         if back:  # only now: what the former worker was about may have been a checkpoint
             await self._parts.files.forget_after(view.restored)
+        await self._parts.files.follow(view, former)
         if stage is not None:
             await self._serve(view, stage)
         return Change(stage is None and served, view.restored if back else None)
@@ -150,6 +151,11 @@ class Tenure:
         """Nothing came for long, or the link to `peer` is back."""
         if self.worker is not None:
             self.worker.feed(Stalled(peer))
+
+    def repeat(self) -> None:
+        """Tell the coordinator again why this stage stands still, if it does: the first word may have been lost."""
+        if self.worker is not None and self.worker.failure is not None:
+            self._parts.tell(self.worker.failure)
 
     def budget(self, seconds: float | None) -> None:
         """The coordinator's word on what a link may take in a step; None: it has none."""

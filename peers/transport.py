@@ -127,6 +127,12 @@ class Transport(Protocol):
         second, behind all else. What only a member may send waits for `patience` seconds for its sender to become one.
         """
 
+    def source_of(self, peer: str) -> str:
+        """The IP address from which the newest connection of `peer` came; "": not known."""
+
+    async def dials(self, peer: str, addresses: Sequence[str]) -> bool:
+        """Whether somebody who has no connection to `peer` can get one at `addresses`. May take some seconds."""
+
     async def receive(self) -> TransportEvent:
         """The next event, from any peer."""
 
@@ -147,3 +153,15 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Close links and the DHT, end child processes, remove sockets."""
+
+
+class OneNetwork:
+    """For transports in whose network everybody reaches everybody, and nobody comes from anywhere."""
+
+    def source_of(self, peer: str) -> str:
+        """See `Transport.source_of`."""
+        return ""
+
+    async def dials(self, peer: str, addresses: Sequence[str]) -> bool:
+        """See `Transport.dials`."""
+        return True

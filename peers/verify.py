@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +49,14 @@ def verify(
     progress: Callable[[int], None],
     threads: int = 1,
     basis_DK: torch.Tensor | None = None,
+    skipped: Collection[int] = (),
 ) -> Difference:
     """Train the reference for `steps` steps and compare it with what the peers kept in `gradients`.
 
     Args:
         threads: as many as each peer had; sums are then in the same order.
         basis_DK: of a run with `boundary.basis = "file"`.
+        skipped: the steps that the run passed over.
 
     Raises:
         RunFailed: a step or a parameter is missing on one of the two sides.
@@ -64,6 +66,9 @@ def verify(
     loss_difference = gradient_difference = 0.0
     worst, parameters = "", 0
     for step in range(1, steps + 1):
+        if step in skipped:
+            reference.skip(step)
+            continue
         batches = [data.microbatch(config, step, m) for m in range(config.train.microbatches)]
         expected_losses, expected = reference.step(step, batches)
         losses, found = _kept(gradients, step, config.pipeline.stages)

@@ -84,6 +84,9 @@ class TrainConfig(Section):
         description="decoupled decay of matrices, times the step's rate (Muon's is matrix_step learning rates); none "
         "on embeddings and norms",
     )
+    skip_nonfinite: int = Field(
+        0, ge=0, le=1000, description="steps with numbers that are not finite to pass over before that ends the run"
+    )
     clip_norm: float = Field(1.0, ge=0, description="largest gradient norm of one *stage* (0: no clipping)")
 
 
@@ -108,7 +111,12 @@ class CheckpointConfig(Section):
 
     every: int = Field(50, ge=1, description="steps between checkpoints; one is always written at the end")
     keep: int = Field(2, ge=1, description="newest checkpoints kept of each stage")
-    copies: int = Field(1, ge=0, description="peers of other stages that keep a copy of each checkpoint; 0: none")
+    copies: int = Field(
+        1,
+        ge=0,
+        description="peers of other stages that keep a copy of each checkpoint; 0: none, the default of a launch "
+        "whose peers share one machine and its disk",
+    )
 
 
 class RunConfig(Section):
@@ -167,6 +175,12 @@ class RunConfig(Section):
     def moves_basis(self) -> bool:
         """Whether the basis moves; in a run of one stage nothing crosses, and there is nothing to gather."""
         return self.boundary.basis == "moving" and self.pipeline.stages > 1
+
+    def with_copies(self, copies: int) -> RunConfig:
+        """The same with so many copies of each checkpoint, unless their number was given."""
+        if "copies" in self.checkpoint.model_fields_set:
+            return self
+        return self.model_copy(update={"checkpoint": self.checkpoint.model_copy(update={"copies": copies})})
 
     def hash(self) -> str:
         """SHA-256 of the configuration in canonical JSON, hexadecimal."""

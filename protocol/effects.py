@@ -21,12 +21,14 @@ class Reduce:
         givers: whose parts they are; nothing for a total.
         keep: make the total's blob.
         donor: of a total: who offered it.
+        skip: nothing: the step is passed over, without an update.
     """
 
     parts: tuple[Blob, ...] = ()
     givers: tuple[str, ...] = ()
     keep: bool = False
     donor: str = ""
+    skip: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,14 @@ class RunFailed(IsthmusError):
     exit_code = 1
 
 
+class NotFinite(RunFailed):
+    """A number of `step` is not finite: no replica can apply that step."""
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
 class UserError(IsthmusError):
     """The user's mistake: a wrong file, key, value, invite or folder."""
 

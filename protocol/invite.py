@@ -10,11 +10,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 
 from protocol.errors import UserError
+from protocol.plain_text import plain
 
 _PREFIX = "isthmus1"
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,39}-[0-9a-f]{12}")  # as `Manifest.run_id` makes it
+_KEY = re.compile(r"[0-9a-f]{64}")
+MOST_ADDRESSES, LONGEST_ADDRESS = 64, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,20 @@ class Invite:
             raise UserError("the invite cannot be read by this release of isthmus: ask for a new one") from error
         if not invite.addresses:
             raise UserError("the invite names no address: ask for a new one")
+        invite._check()
         return invite
+
+    def _check(self) -> None:
+        """Look at what a stranger may have written: the run's id becomes the name of a folder here."""
+        if not _RUN_ID.fullmatch(self.run_id):
+            wrong = f"a run's name and 12 digits, got {plain(self.run_id, 60)!r}"
+        elif not _KEY.fullmatch(self.coordinator_key):
+            wrong = f"a key of 64 digits, got {plain(self.coordinator_key, 60)!r}"
+        elif len(self.addresses) > MOST_ADDRESSES or max(map(len, self.addresses)) > LONGEST_ADDRESS:
+            wrong = f"at most {MOST_ADDRESSES} addresses of at most {LONGEST_ADDRESS} characters"
+        else:
+            return
+        raise UserError(f"expected an invite with {wrong}: whoever made it did not use isthmus; do not trust it")
 
 
 def _checksum(body: str) -> str:

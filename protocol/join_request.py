@@ -26,8 +26,11 @@ def join_message(
     session: str,
     speed: float = 0.0,
     memory: int = 0,
+    config: str = "",
 ) -> dict[str, Any]:
     """The control message. `speed` in GFLOP/s and `memory` in bytes are 0 where unknown.
+
+    `config` is the hash of the configuration by which the peer goes.
 
     Who asks is no member yet, so it fits into `MAX_STRANGER_BYTES`: of the checkpoints, the newest that find room. A
     member's reports name all.
@@ -39,6 +42,7 @@ def join_message(
         "session": session,
         "speed": speed,
         "memory": memory,
+        "config": config,
     }
     room = MAX_STRANGER_BYTES - len(json.dumps(message, separators=(",", ":")))
     return {**message, "checkpoints": _newest(checkpoints, room)}
@@ -55,6 +59,11 @@ def _newest(checkpoints: Mapping[int, Sequence[int]], room: int) -> dict[str, li
                 return found
             found[name] = [*step, *found.get(name, ())]
     return found
+
+
+def goes_by(message: Mapping[str, Any], config: str) -> bool:
+    """Whether who asks to join goes by the configuration with the hash `config`, as far as it says so."""
+    return message.get("config", "") in ("", config)
 
 
 def _fitting(addresses: Sequence[str]) -> list[str]:

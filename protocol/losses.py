@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from protocol import skipping
 from protocol.detector import Standing
 from protocol.membership_events import Effect, Failed, Irreplaceable, LostTrack, TurnAway, short_peer
 from protocol.run_state import RunState
@@ -96,6 +97,10 @@ def failed(run: RunState, event: Failed) -> list[Effect]:
     A number that is not finite where the arithmetic is everybody's will be so for the next one, too: the others do the
     step again, and say the same. Until then it may be that peer's machine, or no truth.
     """
+    if skipping.is_settled(run, event):
+        return []
+    if skipping.may_pass_over(run, event):
+        return _cannot_do(run, event)
     peer, member = event.peer, run.members[event.peer]
     stage = member.stage
     working = [r.peer for r, m in run.roster.workers(stage) if m.applied is not None] if stage is not None else []
@@ -120,6 +125,21 @@ def _somebody_else(run: RunState, peer: str) -> bool:
 def cannot_go_on(run: RunState, stage: int, peer: str, reason: str) -> list[Effect]:
     """No replica of `stage` can do its next step, as `peer` was the last to say."""
     return run.finish(True, f"stage {stage} cannot go on: peer {short_peer(peer)}: {reason}")
+
+
+def _cannot_do(run: RunState, event: Failed) -> list[Effect]:
+    """A peer cannot do a step, and stands still. Where others of its stage can, they do; else it is passed over.
+
+    One that was wrong, or lies, has lost no more than its place, or the run one of the steps that it may pass over.
+    """
+    stage = run.members[event.peer].stage
+    working = [r.peer for r, _ in run.roster.workers(stage)] if stage is not None else []
+    if stage is None or event.peer not in working:
+        return []
+    if working != [event.peer]:
+        return vacate(run, [event.peer], event.reason)
+    skipping.pass_over(run, stage, event)
+    return []
 
 
 def mistaken(run: RunState, peer: str, step: int) -> list[Effect]:

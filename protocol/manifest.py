@@ -1,15 +1,23 @@
-"""The manifest: what fixes a run. The coordinator signs it once; every peer checks it before it joins."""
+"""The manifest: what fixes a run. The coordinator signs it; every peer checks it before it joins.
+
+A run may be resumed with another configuration (`protocol.run_changes`) and may pass over a step (`protocol.skipping`).
+Then another manifest takes the place of the first, signed by the same key, with the hash of the one before it and the
+step from which it holds: a chain, in which the run keeps its id. What became of which step can be told from it alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from protocol import strict_json
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, InputError, RemoteError, UserError
 from protocol.frame import PROTOCOL_VERSION
+from protocol.lineage import Lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,11 @@ class Manifest:
         unigram_loss: nats per token of a model that knows only how often each token (or label) occurs; what to beat.
         nonce: random, so that two runs of one configuration have two ids.
         basis_fingerprint: SHA-256 of the basis if it is given, else None; a peer with another one is told.
+        first: the run's id, which the chain's first manifest gave it; "": this is the first.
+        previous: the hash of the manifest before this one.
+        from_step: the first step for which it holds; 0: not decided, the run has not gone on with it yet.
+        history: (first step, hash of the configuration) of those before it.
+        skipped: the steps that are passed over.
     """
 
     config: RunConfig
@@ -29,13 +42,41 @@ class Manifest:
     coordinator_key: str
     nonce: str
     basis_fingerprint: str | None
+    first: str = ""
+    previous: str = ""
+    from_step: int = 1
+    history: tuple[tuple[int, str], ...] = ()
+    skipped: tuple[int, ...] = ()
     protocol_version: int = PROTOCOL_VERSION
 
     @property
     def run_id(self) -> str:
-        """The run's id: its name and 12 digits of the manifest's hash."""
-        digest = hashlib.sha256(strict_json.canonical(self.to_json())).hexdigest()
-        return f"{self.config.name}-{digest[:12]}"
+        """The run's id: its name and 12 digits of the first manifest's hash."""
+        return self.first or f"{self.config.name}-{self.hash[:12]}"
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of all of it, hexadecimal."""
+        return hashlib.sha256(strict_json.canonical(self.to_json())).hexdigest()
+
+    @property
+    def lineage(self) -> Lineage:
+        """Which states are of this run's history."""
+        return Lineage((*self.history, (self.from_step, self.config.hash())), self.skipped)
+
+    def followed_by(
+        self, from_step: int, config: RunConfig | None = None, skipped: tuple[int, ...] | None = None
+    ) -> Manifest:
+        """The next manifest of the chain. None: as it is in this one."""
+        return replace(
+            self,
+            config=config or self.config,
+            first=self.run_id,
+            previous=self.hash,
+            from_step=from_step,
+            history=(*self.history, (self.from_step, self.config.hash())),
+            skipped=self.skipped if skipped is None else skipped,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form."""
@@ -59,12 +100,32 @@ class Manifest:
                     "install the release of isthmus that the run uses"
                 )
             config = parse_config(values.pop("config"), "the run's manifest")
+            if missing := {*cls.__slots__} - {*values, "config"}:
+                raise KeyError(*missing)
+            values["history"] = tuple((int(step), str(config)) for step, config in values["history"])
+            values["skipped"] = tuple(int(step) for step in values["skipped"])
             manifest = cls(config=config, **values)
-        except (KeyError, TypeError, ConfigError) as error:
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise RemoteError(f"the run's manifest cannot be read by this release of isthmus: {error}") from error
         if config.hash() != claimed:
             raise RemoteError("the manifest's configuration does not hash to what it claims: other releases differ?")
         return manifest
+
+
+def check_chain(manifests: Sequence[Manifest]) -> None:
+    """Check that each of `manifests`, from the first on, follows the one before it.
+
+    Raises:
+        UserError: one of them does not.
+    """
+    for index, (before, after) in enumerate(pairwise(manifests), 1):
+        expected = before.followed_by(after.from_step, after.config, after.skipped)
+        if after != expected:
+            raise UserError(
+                f"expected manifest {index} to follow from the one before it, it names {after.previous[:16]}"
+            )
+    if manifests and (manifests[0].first or manifests[0].previous):
+        raise UserError("expected a run's first manifest, got one that follows another: an earlier one is missing")
 
 
 _INSTALLED_DATA = {

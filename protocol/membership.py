@@ -74,10 +74,11 @@ class Membership:
         next_view: the first view number that was never used.
         epoch: the same for epochs.
         reached: the newest step that is known to have been applied in earlier lives of the run.
+        done: the newest of them that every stage applied.
     """
 
-    def __init__(self, terms: Terms, next_view: int = 1, epoch: int = 0, reached: int = 0) -> None:
-        self._run = RunState(terms, next_view, epoch, reached)
+    def __init__(self, terms: Terms, next_view: int = 1, epoch: int = 0, reached: int = 0, done: int = 0) -> None:
+        self._run = RunState(terms, next_view, epoch, reached, done)
 
     @property
     def phase(self) -> Phase:
@@ -273,6 +274,7 @@ class Membership:
             "quarrels": run.conduct.quarrels.to_json(),
             "stop": None if run.stop is None else [run.stop.reason, run.stop.failed],
             "winding": run.winding,
+            "skipped": list(run.skipped),
             "dead": {str(stage): how for stage, how in run.dead.items()},
             "end": None if run.end is None else [run.end.step, run.end.failed, run.end.reason],
         }
@@ -284,12 +286,14 @@ class Membership:
         A run that had ended, or had no view yet, is resumed from checkpoints.
 
         Args:
-            reached: the newest step of which the coordinator's own record tells.
+            reached: the newest step of which the coordinator's own record tells; every stage had applied it.
         """
-        reached = max(reached, int(stored["reached"]))
-        found = cls(replace(terms, resume=True), int(stored["next_view"]), int(stored["next_epoch"]), reached)
+        ended = 0 if stored["end"] is None else int(stored["end"][0])
+        newest, done = max(reached, int(stored["reached"])), max(reached, ended)
+        found = cls(replace(terms, resume=True), int(stored["next_view"]), int(stored["next_epoch"]), newest, done)
         run = found._run
         run.conduct = Conduct.from_json(stored["barred"], stored.get("quarrels", {}))
+        run.skipped = tuple(map(int, stored.get("skipped", ())))
         if stored["view"] is None or stored["end"] is not None:
             return found
         run.roster.view, run.phase = View.from_json(stored["view"]), Phase.RUNNING

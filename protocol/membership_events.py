@@ -19,6 +19,7 @@ class JoinAsked:
         speed: GFLOP/s that it measured of itself; 0: unknown.
         memory: bytes that it has for its stage; 0: unknown.
         source: the network address from which its connection comes, as the transport sees it; "": unknown.
+        claimed: the addresses that it named, whether they lead to it or not.
     """
 
     peer: str
@@ -28,6 +29,7 @@ class JoinAsked:
     speed: float = 0.0
     memory: int = 0
     source: str = ""
+    claimed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,17 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`peer` cannot go on. `fatal`: nor could another in its place (the run's own numbers are bad)."""
+    """`peer` cannot go on. `fatal`: nor could another in its place (the run's own numbers are bad).
+
+    Attributes:
+        epoch, step: of fatal ones: by which view, and of which step numbers are not finite; 0: it is something else.
+    """
 
     peer: str
     reason: str
     fatal: bool = False
+    epoch: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

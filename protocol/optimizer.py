@@ -19,10 +19,16 @@ from torch import nn
 
 from protocol.config import TrainConfig
 from protocol.confined_adamw import ConfinedAdamW, Confinement, shared_shape
-from protocol.errors import RunFailed
+from protocol.errors import NotFinite
 from protocol.model.moving_basis import MovingBasis
 from protocol.muon import Muon
 from protocol.schedule import peak_fraction
+
+# What to do about numbers that are not finite: `protocol.run_changes`, `protocol.skipping`.
+REMEDY = (
+    "lower train.learning_rate, or let train.skip_nonfinite steps be passed over, and resume the run from the last "
+    "checkpoint with the RUN.toml that says so"
+)
 
 
 class StageOptimizer:
@@ -120,7 +126,7 @@ class StageOptimizer:
         """Clip, update with the learning rate of `step`, clear the gradients. Returns the norm before clipping.
 
         Raises:
-            RunFailed: the norm, or what a moving basis gathered, is not finite; the weights are as they were.
+            NotFinite: the norm, or what a moving basis gathered, is not finite; the weights are as they were.
         """
         for name, parameter in self._parameters.items():
             master = self._masters[name]
@@ -130,10 +136,7 @@ class StageOptimizer:
             self._confined.project_gradients()
         norm = _clip(self._masters.values(), self._train.clip_norm)
         if not math.isfinite(norm):
-            raise RunFailed(
-                f"expected a finite gradient in step {step}, got norm {norm}: "
-                "lower train.learning_rate, then resume from the last checkpoint"
-            )
+            raise NotFinite(step, f"expected a finite gradient in step {step}, got norm {norm}: {REMEDY}")
         if self._moving is not None:
             self._moving.check_step(step)
         for group in self._all_groups():
@@ -144,6 +147,11 @@ class StageOptimizer:
             self._carry(self._moving.basis_DK)
         self._write_back()
         return norm
+
+    def skip(self, step: int) -> None:
+        """Pass over `step`: the state stays, the count of steps, by which AdamW corrects its moments, goes on."""
+        self.discard()
+        self.load(self.state(), step)
 
     @torch.no_grad()
     def _carry(self, basis_DK: torch.Tensor) -> None:

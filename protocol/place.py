@@ -60,6 +60,34 @@ class Place:
         """Its index."""
         return len(self.newest.stages) - 1
 
+    def skips(self, step: int) -> bool:
+        """Whether all pass over `step`."""
+        return self.view is not None and step in self.view.skipped
+
+    def microbatches(self, step: int) -> int:
+        """How many `step` has: none if it is passed over."""
+        return 0 if self.skips(step) else self.rules.microbatches(step)
+
+    def worked(self, count: int) -> int:
+        """The step of which `count` steps, up to `applied`, were not passed over since, itself among them.
+
+        What is kept for others is kept by this: they can be late by so many steps in which all needed one another, and
+        who passes over a step needs nobody.
+        """
+        step = self.applied
+        while True:
+            while self.skips(step):
+                step -= 1
+            count -= 1
+            if count <= 0:
+                return step
+            step -= 1
+
+    def ahead(self, step: int) -> int:
+        """How many steps that are not passed over `step` is ahead of `applied`."""
+        passed = () if self.view is None else self.view.skipped
+        return step - self.applied - sum(self.applied < skipped <= step for skipped in passed)
+
     def server(self, stage: int, step: int, microbatch: int) -> str | None:
         """The peer of `stage` that serves a microbatch; None if there is none by this view."""
         servers = self._servers(stage, step)
@@ -75,7 +103,7 @@ class Place:
 
     def _fresh(self, stage: int, step: int) -> tuple[str, ...]:
         try:
-            return routes(self.newest, stage, step, self.rules.microbatches(step))
+            return routes(self.newest, stage, step, self.microbatches(step))
         except LookupError:
             return ()
 

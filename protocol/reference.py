@@ -120,6 +120,11 @@ class ReferenceRun:
             optimizer.apply(step)
         return losses, gradients
 
+    def skip(self, step: int) -> None:
+        """Pass over `step`, as all stages of a run do whose numbers in it were not finite."""
+        for optimizer in self._optimizers:
+            optimizer.skip(step)
+
     def _decide_basis(self) -> None:
         *others, last = [stage.moving for stage in self._stages if stage.moving is not None]
         basis_DK = last.decide()

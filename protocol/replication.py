@@ -66,6 +66,8 @@ class Replication:
         place, step = self._place, self._place.applied + 1
         group, followers = place.group(step), place.followers(step)
         keep = len(group) > 1 or bool(followers)
+        if place.skips(step):
+            return Compute(step, APPLY, Reduce(skip=True))
         whole = self._whole(group)
         if step in self._totals and not whole:
             total, donor = self._totals[step]
@@ -123,9 +125,10 @@ class Replication:
         self._forget_step()
         if total is not None:
             self._exchange.shelve(total)
-        oldest = step - (KEPT_FOR_FOLLOWERS if followers else KEPT_TOTALS)
+        oldest = self._place.worked(KEPT_FOR_FOLLOWERS if followers else KEPT_TOTALS)
+        newest = self._place.worked(1)
         self._exchange.abandon(lambda key: key.kind is not BlobKind.STATE and key.step <= step)
-        self._exchange.forget(lambda key: _is_past(key, step, oldest))
+        self._exchange.forget(lambda key: _is_past(key, newest, oldest))
         self._totals = {s: kept for s, kept in self._totals.items() if s > step}
         # Whoever got a newer view before he had all parts waits for what was added up here by the older one.
         late = self._place.others() if self._applying != self._place.newest.number else followers
@@ -301,11 +304,11 @@ class Replication:
         self._gone.clear()
 
 
-def _is_past(key: BlobKey, applied: int, oldest_total: int) -> bool:
+def _is_past(key: BlobKey, oldest_part: int, oldest_total: int) -> bool:
     if key.kind is BlobKind.STATE:
         return False
     # The others may still be fetching the part of the step just applied; to apply the next one they need not.
-    return key.step <= (applied - 1 if key.kind is BlobKind.PART else oldest_total)
+    return key.step < (oldest_part if key.kind is BlobKind.PART else oldest_total)
 
 
 def _stray_losses(offer: Offer, expected: Collection[int]) -> list[int]:

@@ -40,6 +40,7 @@ class Terms:
         checkpoint_every: steps between checkpoints; before the first, step 0 is the newest state there can be.
         end_when_starved: nobody new will come, so a stage that lost its last peer ends the run unless another takes
             its place at once.
+        skip_nonfinite: steps with numbers that are not finite that may be passed over.
     """
 
     costs: tuple[StageCost, ...]
@@ -48,6 +49,7 @@ class Terms:
     resume: bool = False
     checkpoint_every: int = 50
     end_when_starved: bool = False
+    skip_nonfinite: int = 0
 
 
 @dataclass(slots=True)
@@ -68,11 +70,13 @@ class RunState:
         next_view: the first view number that was never used.
         next_epoch: the same for epochs.
         reached: the newest step that was ever applied, as far as known.
+        done: the newest step that every stage had applied in earlier lives of the run.
         reached_known: it is known, for this coordinator was there.
         stop: why the run is to stop early; None: it is not.
         stop_issued: the view that stops it is out, or needs no other.
         winding: why the run goes to a common step at which it will pause; "": it does not.
         paused_at: it is there.
+        skipped: the steps that all pass over.
         dead: `dead[stage]` is how the stage lost its last peer.
         waiting: the stages that need a peer or a state, and what is waited for, in words.
         unsettled: since when more peers may still come with newer states.
@@ -91,6 +95,7 @@ class RunState:
     next_view: int = 1
     next_epoch: int = 0
     reached: int = 0
+    done: int = 0
     reached_known: bool = False
     phase: Phase = Phase.WAITING
     roster: Roster = field(default_factory=Roster)
@@ -102,6 +107,7 @@ class RunState:
     stop_issued: bool = False
     winding: str = ""
     paused_at: bool = False
+    skipped: tuple[int, ...] = ()
     dead: dict[int, str] = field(default_factory=dict)
     waiting: tuple[tuple[int, ...], str] = ((), "")
     unsettled: float = 0.0
@@ -203,7 +209,8 @@ class RunState:
         return []
 
     def finish(self, failed: bool, reason: str) -> list[Effect]:
-        """The run is over."""
+        """The run is over. If it never got under way in this life, it is where the earlier ones left it."""
         self.phase = Phase.ENDED
-        self.end = End(self.roster.applied_everywhere, failed, reason)
+        step = self.done if self.view is None else self.roster.applied_everywhere
+        self.end = End(step, failed, reason)
         return [self.end]

@@ -315,10 +315,9 @@ class StageMachine:
 
     def _hold(self, event: Arrived | Offered | Wanted | Used | BlobWanted) -> list[Effect]:
         step = event.step if isinstance(event, Arrived) else self.applied
-        if step > self.applied + AHEAD_STEPS:
+        if self._place.ahead(step) > AHEAD_STEPS:
             return [Refuse(event.peer, f"step {step} is too early here: {self.applied} steps are applied")]
-        microbatches = self._place.rules.microbatches
-        per_sender = microbatches(self.applied + 1) + microbatches(self.applied + 2)
+        per_sender = sum(map(self._place.rules.microbatches, (self.applied + 1, self.applied + 2)))
         known = None if self.view is None else frozenset(replica.peer for replica in self.view.peers())
         refusal = self._early.hold(event, per_sender, known)
         return [] if refusal is None else [Refuse(event.peer, refusal)]

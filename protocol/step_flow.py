@@ -3,6 +3,7 @@
 A forward goes to the next stage's replica for that microbatch; its gradient comes back from there and goes to the
 previous stage's. What was sent is kept for two steps: when this peer has applied step t + 2, some replica of every
 stage has applied t + 1, for which it needed the part of every replica of its group, so all of them have applied t.
+Steps that are passed over do not count for that: nobody needs anybody in them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class StepFlow:
 
     def end(self) -> None:
         """The step is applied."""
-        self._outbox.forget_before(self._place.applied - 1)
+        self._outbox.forget_before(self._place.worked(2))
         self._inputs.clear()
         self._dropped.clear()
         self._used.clear()
@@ -78,7 +79,7 @@ class StepFlow:
 
     def arrived(self, event: Arrived) -> list[Effect]:
         """A tensor of this step or an earlier one, by the newest view."""
-        most = self._place.rules.microbatches(event.step) - 1
+        most = self._place.microbatches(event.step) - 1
         if not 0 <= event.microbatch <= most:
             return [Refuse(event.peer, f"microbatch {event.microbatch} of step {event.step} is not in 0..{most}")]
         refusal = self._misrouted(event)
@@ -215,7 +216,7 @@ class StepFlow:
         """What was made of two steps is kept, so what is wanted of those and is not here nobody has."""
         place, step = self._place, event.step
         asker = place.stage + (1 if kind is Kind.FORWARD else -1)
-        if not place.applied - 1 <= step <= place.applied or not place.newest.restored < step:
+        if not place.worked(2) <= step <= place.applied or not place.newest.restored < step:
             return []
         if (place.server(place.stage, step, microbatch), place.server(asker, step, microbatch)) != (
             place.peer,

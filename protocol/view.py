@@ -8,6 +8,8 @@ are what moves (`protocol.route`).
 
 `last_step` is where all stop: the run's end, or an earlier step when the coordinator winds the run down, so that every
 stage stops after the same step. `epoch` counts how often the run went back to an earlier step, `restored` is that step.
+`skipped` are steps whose numbers were not finite: every stage passes over them, without microbatches and without an
+update. A step is added to them with a new epoch only, so all views of an epoch agree on them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 from protocol.errors import RemoteError
 from protocol.plain_text import is_plain, plain
 
+MOST_SKIPPED = 1000
 MOST_SHARE = 1e9  # sums and products of shares must stay finite
 _NUMBERS = ("number", "first_step", "last_step", "epoch", "restored")
 
@@ -62,6 +65,7 @@ class View:
     restored: int = 0
     holders: tuple[tuple[str, ...], ...] = ()
     restored_hashes: tuple[str, ...] = ()
+    skipped: tuple[int, ...] = ()
 
     def stage_of(self, peer: str) -> int | None:
         """The stage at which `peer` is, alive; or None."""
@@ -127,6 +131,7 @@ class View:
             "restored": self.restored,
             "holders": [list(peers) for peers in self.holders],
             "restored_hashes": list(self.restored_hashes),
+            "skipped": list(self.skipped),
             "stages": [
                 [[r.peer, list(r.addresses), r.weight, r.before, r.start, r.lost] for r in replicas]
                 for replicas in self.stages
@@ -145,12 +150,15 @@ class View:
             number, first, last, epoch, restored = (int(value[name]) for name in _NUMBERS)
             holders = tuple(tuple(plain(peer) for peer in peers) for peers in value["holders"])
             hashes = tuple(plain(digest) for digest in value["restored_hashes"])
-            view = cls(number, first, last, stages, epoch, restored, holders, hashes)
+            skipped = tuple(int(step) for step in value["skipped"])
+            view = cls(number, first, last, stages, epoch, restored, holders, hashes, skipped)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise RemoteError(f"expected a view, got {str(value)[:80]!r}") from error
         alive = all(any(r.alive for r in replicas) for replicas in stages)
         if view.number < 1 or view.first_step < 1 or view.restored < 0 or not stages or not alive:
             raise RemoteError(f"expected a view from number 1 with a replica for each stage, got {str(value)[:80]!r}")
+        if len(skipped) > MOST_SKIPPED or any(step < 1 for step in skipped):
+            raise RemoteError(f"expected at most {MOST_SKIPPED} steps to pass over, got {str(skipped)[:80]}")
         shares = [share for replicas in stages for r in replicas for share in (r.weight, r.before)]
         if not all(0 <= share <= MOST_SHARE for share in shares):
             raise RemoteError(f"expected replicas of a weight in 0..{MOST_SHARE:.0f}, got {str(value)[:80]!r}")

@@ -21,6 +21,9 @@ def wait(run: RunState, now: float) -> list[Effect]:
     """Go on if those who are here can, or say what is missing."""
     if run.phase is Phase.RUNNING:
         run.phase, run.unsettled = Phase.WAITING, now
+    # Nobody needs to come to a run that has nothing left to do.
+    if run.view is None and run.done >= run.terms.last_step:
+        return run.finish(False, f"all {run.terms.last_step} steps were done before")
     if run.stop is not None:
         return run.finish(True, f"{_losses(run)[0]}, while the run was to stop: {run.stop.reason}")
     candidates = _trusted(run, _candidates(run))
@@ -71,6 +74,10 @@ def _newest_allowed(run: RunState, candidates: list[Candidate]) -> int | None:
 
 def _starve(run: RunState, shortage: Shortage, now: float) -> list[Effect]:
     silent, lost = _silent(run), _losses(run)
+    # Everybody is there who will ever be, so what they lack nobody brings.
+    settled = len(run.members) >= max(run.terms.wait_for, 1) and now - run.unsettled >= SETTLE_SECONDS
+    if run.view is None and run.terms.end_when_starved and settled:
+        return run.finish(True, shortage.reason)
     hopeless = bool(run.dead) or any(run.detector.silence(p, now) > CEILING_SECONDS for p, _ in silent)
     if run.view is not None and run.terms.end_when_starved and lost and hopeless:
         return run.finish(True, lost[0])
@@ -140,7 +147,8 @@ def _restored(run: RunState, found: Assignment) -> View:
     restored_hashes = tuple(run.agreement.most(stage, found.step) for stage in range(len(stages)))
     if not any(restored_hashes):
         restored_hashes = ()
-    return View(run.next_view, first, last, tuple(stages), run.next_epoch, found.step, found.holders, restored_hashes)
+    begun = View(run.next_view, first, last, tuple(stages), run.next_epoch, found.step, found.holders)
+    return replace(begun, restored_hashes=restored_hashes, skipped=run.skipped)
 
 
 def _why(run: RunState, found: Assignment) -> str:

@@ -24,7 +24,9 @@ app.add_typer(peer_app, name="peer")
 RunFile = Annotated[Path | None, typer.Argument(metavar="[RUN.toml]", help="The run's configuration.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Stop after this step (default: the configured steps).")]
 Dir = Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME-TIME).")]
-Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder; with a RUN.toml, by that.")
+]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the whole configuration and exit.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to the standard error.")]
 Parent = Annotated[int | None, typer.Option("--with-parent", hidden=True)]

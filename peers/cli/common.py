@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from peers.addresses import every_address
 from peers.cli.output import LastingHandler, PlainFormatter, complain
 from peers.leftovers import FolderLock
 from protocol.errors import IsthmusError, UserError
@@ -95,9 +96,9 @@ async def watch_parent(parent: int | None, orphaned: Callable[[], None]) -> None
     orphaned()
 
 
-def listen_address(host: str, port: int) -> str:
-    """The multiaddress to listen on."""
-    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
+def listen_addresses(host: str, port: int) -> list[str]:
+    """The multiaddresses to listen on. `host`: an IP address; "": all that this machine has, of both families."""
+    return [f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"] if host else every_address(port)
 
 
 def limit_threads(threads: int | None) -> None:

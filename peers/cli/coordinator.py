@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.addresses import loopback_of
 from peers.cli.common import INTERRUPTED, on_interrupt, set_up_logging, watch_parent
 from peers.cli.coordinator_network import Opened, StartOptions, listened, open_transport
 from peers.cli.output import console, say
@@ -24,6 +25,7 @@ from protocol.config import RunConfig
 from protocol.errors import UserError
 from protocol.invite import Invite
 from protocol.membership_events import End
+from protocol.run_changes import changes, check_changes
 
 if TYPE_CHECKING:
     from peers.floor_meter import Premises
@@ -48,11 +50,25 @@ def choose(run: Path | None, directory: Path | None, resume: Path | None) -> tup
     return config, RunFolder(directory or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
+def asked(given: RunConfig | None, folder: RunFolder, resumed: bool, one_machine: bool) -> RunConfig:
+    """The configuration to train by: that of the file, with what the file leaves to where the run takes place.
+
+    Args:
+        one_machine: its peers share one machine and its disk.
+    """
+    if resumed:
+        former = folder.open()[0].config
+        return former if given is None else given.with_copies(former.checkpoint.copies)
+    assert given is not None
+    return given.with_copies(0) if one_machine else given
+
+
 def start(run: Path | None, options: StartOptions) -> int:
     """Open or resume a run and see it to its end; the exit code."""
     config, folder = choose(run, options.directory, options.resume)
+    config = asked(config, folder, options.resume is not None, options.shared_cores is not None and not options.lab)
     if options.print_config:
-        console.write(format_config(config or folder.open()[0].config))
+        console.write(format_config(config))
         return 0
     set_up_logging(options.verbose)
     if options.resume is None:
@@ -63,7 +79,7 @@ def start(run: Path | None, options: StartOptions) -> int:
         return asyncio.run(_coordinate(opened, lock, options))
 
 
-def open_run(config: RunConfig | None, folder: RunFolder, options: StartOptions) -> Opened:
+def open_run(config: RunConfig, folder: RunFolder, options: StartOptions) -> Opened:
     """Check what the options ask for, and make the run's manifest or read it.
 
     Raises:
@@ -74,17 +90,19 @@ def open_run(config: RunConfig | None, folder: RunFolder, options: StartOptions)
 
     steps, resumed = options.steps, options.resume is not None
     manifest_and_key = folder.open() if resumed else None
-    effective = manifest_and_key[0].config if manifest_and_key else config
-    assert effective is not None
-    _check_wait_for(options.wait_for, effective.pipeline.stages)
-    if steps is not None and steps > effective.train.steps:
-        raise UserError(f"expected --steps of at most train.steps = {effective.train.steps}, got {steps}")
-    data, basis_DK = load_data(effective, say=say), load_basis(effective)
+    if manifest_and_key:
+        # Before the data is loaded, which may take long.
+        check_changes(changes(manifest_and_key[0].config, config), str(folder.root))
+    _check_wait_for(options.wait_for, config.pipeline.stages)
+    if steps is not None and steps > config.train.steps:
+        raise UserError(f"expected --steps of at most train.steps = {config.train.steps}, got {steps}")
+    data, basis_DK = load_data(config, say=say), load_basis(config)
     if manifest_and_key is None:
-        manifest_and_key = new_run(effective, data, basis_DK)
+        manifest_and_key = new_run(config, data, basis_DK)
     else:
-        check_resumed(manifest_and_key[0], config, data, basis_DK)
-    return Opened(folder, *manifest_and_key, last_step=steps or effective.train.steps, resumed=resumed)
+        manifest, key = manifest_and_key
+        manifest_and_key = check_resumed(manifest, config, folder.root, data, basis_DK), key
+    return Opened(folder, *manifest_and_key, last_step=steps or config.train.steps, resumed=resumed)
 
 
 def _check_wait_for(peers: int | None, stages: int) -> None:
@@ -132,6 +150,7 @@ async def coordinate(
             daemon.stop()
 
         on_interrupt(stop)
+        await daemon.refuse_change_beside_peers()
         await daemon.publish_manifest()
         invite(Invite(manifest.run_id, manifest.coordinator_key, addresses))
         watch = asyncio.create_task(watch_parent(options.with_parent, stop))
@@ -162,7 +181,7 @@ def _print_invite(folder: RunFolder, invite: Invite) -> None:
     say(f"run {invite.run_id}, folder {folder.root}")
     say("invite (also in invite.txt); a peer joins with: isthmus peer join INVITE")
     say(str(invite))
-    if all("/127.0.0.1/" in address or "/::1/" in address for address in invite.addresses):
+    if loopback_of(invite.addresses):
         say("the invite holds for this machine only, since the coordinator listens on loopback")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peers.addresses import check_listen, parts, usable
-from peers.cli.common import listen_address
+from peers.cli.common import listen_addresses
 from peers.cli.output import say
 from peers.leftovers import FolderLock
 from peers.run_folder import RunFolder
@@ -21,7 +21,7 @@ from protocol.signing import SigningKey
 if TYPE_CHECKING:
     from peers.hivemind_transport import HivemindTransport
 
-ANY_HOST = "0.0.0.0"
+ANY_HOST = ""  # all addresses of this machine, of both families
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ async def open_transport(opened: Opened, lock: FolderLock, options: StartOptions
     host, port, announce = _where(opened, options)
     settings: dict[str, Any] = {
         "identity": opened.folder.identity,
-        "listen": [listen_address(host, port)],
+        "listen": listen_addresses(host, port),
         "announce": [announce] if announce else None,
     }
     try:
@@ -101,7 +101,7 @@ def _where(opened: Opened, options: StartOptions) -> tuple[str, int, str | None]
     if options.port is not None or port == 0:
         return host, options.port or 0, announce
     try:
-        check_listen([listen_address(host, port)])
+        check_listen(listen_addresses(host, port))
         return host, port, announce
     except UserError:
         say(f"port {port}, where this run's coordinator was, is taken: peers that still run may not find it elsewhere")

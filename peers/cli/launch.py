@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from peers.cli.coordinator import choose
+from peers.cli.coordinator import asked, choose
 from peers.cli.coordinator_network import StartOptions
 from peers.cli.output import console, say
 from peers.cli.remedies import of_launched, of_run, remedied
@@ -51,7 +51,7 @@ def launch(run: Path | None, options: LaunchOptions) -> int:
     """Run coordinator and peers on this machine; the exit code."""
     given, folder = choose(run, options.directory, options.resume)
     resumed = options.resume is not None
-    config = folder.open()[0].config if resumed or given is None else given
+    config = asked(given, folder, resumed, one_machine=options.lab is None)
     if options.print_config:
         console.write(format_config(config))
         return 0
@@ -101,8 +101,7 @@ def _run(
     if lab is not None and reason is not None:
         say(f"no laboratory ({reason}): the peers run in one process, over the same model of the lines")
         with remedied(of_run(run, options.resume is not None)):
-            own = None if options.resume and run is None else config
-            return _in_memory(own, folder, options, peers, lab, gradients)
+            return _in_memory(config, folder, options, peers, lab, gradients)
     with nullcontext() if lab is None else Laboratory(lab, peers) as opened:
         if opened is not None:
             say(f"laboratory {opened.number}: change a line with scripts/wan_lab set {opened.number} HOME --up MBIT")
@@ -113,7 +112,7 @@ def _run(
 
 
 def _in_memory(
-    config: RunConfig | None,
+    config: RunConfig,
     folder: RunFolder,
     options: LaunchOptions,
     peers: int,
@@ -220,8 +219,8 @@ def _held_out(folder: RunFolder) -> str:
     manifest = folder.open()[0]
     report, config = json.loads(folder.report.read_text()), manifest.config
     with remedied(of_launched):
-        data, basis_DK = load_data(config), load_basis(config)
-    found = evaluate(config, manifest.run_id, report["steps"], folder.peers(), data, basis_DK)
+        data, basis_DK, steps = load_data(config), load_basis(config), report["steps"]
+    found = evaluate(config, manifest.run_id, steps, folder.peers(), data, basis_DK, manifest.lineage)
     write_json(folder.report, report | {"held_out": asdict(found)})
     return f"{found.loss:.4f} nats, {100 * found.accuracy:.2f} % of {found.targets:,} {config.task.unit} right"
 
@@ -246,6 +245,7 @@ def _verify(folder: RunFolder, gradients: Path) -> int:
             lambda step: bar.update(task, completed=step),
             _threads(config.pipeline.stages),
             basis_DK,
+            report["skipped_steps"],
         )
     report["verify"] = {
         "max_loss_diff": difference.loss,

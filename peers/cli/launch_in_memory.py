@@ -50,7 +50,7 @@ class InMemory:
     trace: bool
 
 
-def launch_in_memory(config: RunConfig | None, folder: RunFolder, start: StartOptions, what: InMemory) -> int:
+def launch_in_memory(config: RunConfig, folder: RunFolder, start: StartOptions, what: InMemory) -> int:
     """Run the coordinator and its peers in this process; the exit code."""
     set_up_logging(False)
     limit_threads(what.threads)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from peers.addresses import loopback_of
 from peers.cli.common import (
     INTERRUPTED,
     held_folder,
     limit_threads,
-    listen_address,
+    listen_addresses,
     on_interrupt,
     set_up_logging,
     watch_parent,
@@ -89,11 +90,10 @@ async def _serve(invite: Invite, lock: FolderLock, own: PeerOptions, options: Jo
     from peers.opening import load_data
     from peers.peer_daemon import PeerDaemon
 
-    local = all("/ip4/127." in address for address in invite.addresses)
     records = RunRecords(invite.run_id, invite.coordinator_key)
     transport = await HivemindTransport.create(
         identity=own.folder / "peer.id",
-        listen=[listen_address(options.host or ("127.0.0.1" if local else "0.0.0.0"), options.port)],
+        listen=listen_addresses(options.host or loopback_of(invite.addresses), options.port),
         announce=[options.announce] if options.announce else None,
         initial_peers=invite.addresses,
         no_listen=options.no_listen,

@@ -10,10 +10,11 @@ import torch
 from compression.basis import check_basis
 from compression.codec import Buffer, Codec
 from compression.errors import CodecError
-from protocol.errors import BadPart, RunFailed
+from protocol.errors import BadPart, NotFinite
 from protocol.magnitudes import SURE, is_loss
 from protocol.model import flat
 from protocol.model.stage_sizes import BASIS
+from protocol.optimizer import REMEDY
 
 MINUS_ZERO = 0x80000000  # the bits of it
 
@@ -42,13 +43,10 @@ def check_own_loss(loss: float, step: int, microbatch: int) -> None:
     """Look at a loss before others hear of it.
 
     Raises:
-        RunFailed: it is not finite, or larger than any loss that the others take.
+        NotFinite: it is not finite, or larger than any loss that the others take.
     """
     if not is_loss(loss):
-        raise RunFailed(
-            f"expected a finite loss of step {step}, microbatch {microbatch}, got {loss}: "
-            "lower train.learning_rate, then resume from the last checkpoint"
-        )
+        raise NotFinite(step, f"expected a finite loss of step {step}, microbatch {microbatch}, got {loss}: {REMEDY}")
 
 
 def check_bases(parts: Sequence[Buffer], layout: flat.Layout, basis_from: int) -> None:

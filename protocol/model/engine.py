@@ -21,7 +21,7 @@ from compression.errors import CodecError
 from compression.seeded import derived_seed
 from compression.token_ids import decode_ids, encode_ids
 from protocol.config import RunConfig
-from protocol.errors import BadPart, RemoteError, RunFailed
+from protocol.errors import BadPart, NotFinite, RemoteError
 from protocol.frame import Buffer, Kind
 from protocol.magnitudes import LARGEST_SUM, LARGEST_TOTAL, largest
 from protocol.model import bounds, flat
@@ -29,7 +29,7 @@ from protocol.model.checksum import checksum
 from protocol.model.payload import BASIS_CODEC, codecs, coordinates_shape, ids_bytes, ids_shape
 from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.model.stage_sizes import BASIS, GRADIENT, PULL, part_layout, state_layout
-from protocol.optimizer import StageOptimizer
+from protocol.optimizer import REMEDY, StageOptimizer
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class StageEngine:
 
         Raises:
             RemoteError: the payload does not decode.
-            RunFailed: the gradient is not finite.
+            NotFinite: the gradient is not.
         """
         gradient = None if payload is None else self._decode(Kind.BACKWARD, payload, codec)
         kept = self._kept.pop((step, microbatch))
@@ -105,9 +105,8 @@ class StageEngine:
         if kept.coordinates is None:
             return None
         assert kept.coordinates.grad is not None
-        what = f"gradient of step {step}, microbatch {microbatch}"
         state = gradient_rounding(self.config.seed, self.stage.index, step, microbatch)
-        return self._encode(Kind.BACKWARD, send, kept.coordinates.grad, what, state)
+        return self._encode(Kind.BACKWARD, send, kept.coordinates.grad, (step, microbatch), state)
 
     def forward_basis(self) -> Forwarded:
         """The forward of the basis microbatch, which carries nothing."""
@@ -135,11 +134,16 @@ class StageEngine:
         self._optimizer.average(self.config.train.microbatches)
         return {name: p.grad.detach() for name, p in whole_model_names(self.stage).items() if p.grad is not None}
 
+    def skip(self, step: int) -> None:
+        """Pass over `step`: whatever was under way is forgotten, nothing is updated, the next step is the one after."""
+        self.reset()
+        self._optimizer.skip(step)
+
     def apply(self, step: int) -> float:
         """Apply `step` to the averaged gradients; returns their norm before clipping.
 
         Raises:
-            RunFailed: the norm is not finite; the weights are as they were.
+            NotFinite: the norm is not; the weights are as they were.
         """
         return self._optimizer.apply(step)
 
@@ -164,7 +168,7 @@ class StageEngine:
         replicas and in the mean, in float32.
 
         Raises:
-            RunFailed: a number is not finite.
+            NotFinite: a number is not.
         """
         tensors = {GRADIENT + name: x for name, x in self._optimizer.gradient_sums().items()}
         layout, moving = part_layout(self.config, self.stage.index, step), self.stage.moving
@@ -175,10 +179,7 @@ class StageEngine:
             tensors[BASIS] = torch.full(layout[BASIS], -0.0) if moving.next_DK is None else moving.next_DK
         part = flat.pack(tensors, layout)
         if not flat.is_within(part, LARGEST_SUM):
-            raise RunFailed(
-                f"expected finite gradients in step {step}, stage {self.stage.index}: "
-                "lower train.learning_rate, then resume from the last checkpoint"
-            )
+            raise NotFinite(step, f"expected finite gradients in step {step}, stage {self.stage.index}: {REMEDY}")
         return part
 
     def part_bytes(self, step: int) -> int:
@@ -270,7 +271,7 @@ class StageEngine:
         if loss is not None:
             bounds.check_own_loss(loss, *key)
             return Forwarded(None, loss)
-        body = self._encode(Kind.FORWARD, send, output, f"coordinates of step {key[0]}, microbatch {key[1]}")
+        body = self._encode(Kind.FORWARD, send, output, key)
         carried = ids[:, -self._task.carried :].numpy()
         return Forwarded(b"".join((encode_ids(carried, self._task.alphabet), body)), None)
 
@@ -282,14 +283,19 @@ class StageEngine:
         loss = self.stage.loss(inputs, output, targets)
         return loss, float(loss.detach())
 
-    def _encode(self, kind: Kind, tag: int | None, x: torch.Tensor, what: str, state: Rounding | None = None) -> Buffer:
+    def _encode(
+        self, kind: Kind, tag: int | None, x: torch.Tensor, key: tuple[int, int], state: Rounding | None = None
+    ) -> Buffer:
         codec = self._codecs.by_tag(self.codec_tag(kind) if tag is None else tag)
         try:
             payload, _ = codec.encode(x, state)
             bounds.check_own(codec, x, payload, largest(kind, self.stage.index, self.config.pipeline.stages))
         except CodecError as error:
-            raise RunFailed(
-                f"stage {self.stage.index}, {what}: {error}; lower train.learning_rate, resume from a checkpoint"
+            step, microbatch = key
+            what = "coordinates" if kind is Kind.FORWARD else "gradient"
+            raise NotFinite(
+                step,
+                f"stage {self.stage.index}, {what} of step {step}, microbatch {microbatch}: {error}; {REMEDY}",
             ) from error
         return payload
 

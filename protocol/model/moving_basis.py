@@ -7,7 +7,7 @@ import torch
 from compression.basis import check_basis
 from compression.boundary import Boundary
 from compression.grassmann import moved, pull
-from protocol.errors import RunFailed
+from protocol.errors import NotFinite
 
 BASIS, PULL = "basis/U", "basis/pull"
 
@@ -80,12 +80,13 @@ class MovingBasis:
         run too.
 
         Raises:
-            RunFailed: squares of the gradients overflow.
+            NotFinite: squares of the gradients overflow.
         """
         if self._gathers and not torch.isfinite(self._step_DK + self._applied_DK.to(self._step_DK.device)).all():
-            raise RunFailed(
+            raise NotFinite(
+                step,
                 f"expected gradients below 1e19 at the entry of the last stage in step {step}, got such that their "
-                "squares overflow: lower train.learning_rate, then resume from the last checkpoint"
+                "squares overflow: lower train.learning_rate, or let train.skip_nonfinite steps be passed over",
             )
 
     def end_step(self) -> bool:

@@ -33,7 +33,8 @@ class Arm(_Table):
     name: str = Field(min_length=1, description="unique in its group")
     description: str = Field("", description="one line for the tables")
     role: Literal["dense", "reparam", "arm"] = Field(
-        "arm", description="dense: the best of these sets the target; reparam: the second arm to compare times with"
+        "arm",
+        description="dense: the best of these sets the target; reparam: the public form, whose time is compared too",
     )
     overrides: dict[str, Any] = Field(default_factory=dict, description="keys of a run's TOML, dotted or nested")
     learning_rates: tuple[float, ...] | None = Field(None, min_length=1, description="instead of the group's")

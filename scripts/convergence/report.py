@@ -40,6 +40,8 @@ VALUES: Mapping[str, Callable[[GroupSummary, ArmSummary], str]] = {
     "steps": lambda group, arm: str(arm.steps or "-"),
     "time200": lambda group, arm: tables.relative(group, arm, LINKS[0]),
     "time80": lambda group, arm: tables.relative(group, arm, LINKS[1]),
+    "public200": lambda group, arm: tables.relative_to_reparam(group, arm, LINKS[0]),
+    "public80": lambda group, arm: tables.relative_to_reparam(group, arm, LINKS[1]),
 }
 _PLACEHOLDER = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 

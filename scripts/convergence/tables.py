@@ -91,7 +91,7 @@ def _time_row(group: GroupSummary, arm: ArmSummary) -> list[str]:
         cells += [
             f"{time.seconds:.2f} s ({time.microbatches})",
             relative(group, arm, link),
-            _relative_to_reparam(group, arm, link),
+            relative_to_reparam(group, arm, link),
             relative(group, arm, link, fixed=True),
         ]
     return cells
@@ -107,7 +107,7 @@ def relative(group: GroupSummary, arm: ArmSummary, link: Link, fixed: bool = Fal
     return _ratio(group.time(arm, link, fixed), group.time_above(arm, link, fixed), group.dense_time(link, fixed))
 
 
-def _relative_to_reparam(group: GroupSummary, arm: ArmSummary, link: Link) -> str:
+def relative_to_reparam(group: GroupSummary, arm: ArmSummary, link: Link) -> str:
     """T relative to that of the arm of role reparam; below the ratio to its longest run if it missed the target."""
     reparam, time = group.reparam, group.time(arm, link)
     if reparam is None or arm is reparam:

@@ -39,7 +39,7 @@ class Entrant:
 
 ENTRANTS = (
     Entrant("dense", "dense", "dense bf16"),
-    Entrant("reparam", "reparam-20-adamw", "reparam, d/k = 6.4, bf16: the public form"),
+    Entrant("reparam", "reparam-20-muon", "reparam, d/k = 6.4, bf16, Muon: the public form"),
     Entrant("default", "bottleneck-8-int4", "our default: k = d/16 in 4 bits"),
 )
 

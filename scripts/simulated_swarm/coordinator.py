@@ -29,6 +29,7 @@ class Coordinator:
         self.session, self.alive = 0, False
         self.end: membership.End | None = None
         self.notice = ""
+        self.skipped: tuple[int, ...] = ()  # as the published manifest has them
         self._stored: dict[str, Any] | None = None
         self._reached = 0
         run = swarm.scenario.run
@@ -37,6 +38,7 @@ class Coordinator:
             last_step=swarm.scenario.steps,
             wait_for=sum(swarm.scenario.replicas),
             checkpoint_every=swarm.scenario.checkpoint_every,
+            skip_nonfinite=len(run.skipped),
         )
         self._membership = Membership(self._terms)
 
@@ -140,6 +142,8 @@ class Coordinator:
                 self._answer(sender, report)
             case ("leave",):
                 self._feed(membership.LeaveAsked(sender))
+            case ("not finite", str(reason), int(epoch), int(step)):
+                self._feed(membership.Failed(sender, reason, True, epoch, step))
             case ("differs", int(step), dict(hashes)):
                 self._feed(membership.Differs(sender, step, hashes))
             case ("failed", str(reason), bool(fatal)):
@@ -202,6 +206,7 @@ class Coordinator:
         learners = sum(r.weight == 0 and r.before == 0 and r.alive for rs in view.stages for r in rs)
         counts["views with learners"] += learners > 0
         self._stored = self._membership.to_json()
+        self.skipped = view.skipped
         for peer in list(self._membership.members):
             self._send_view(peer)
 

@@ -56,7 +56,7 @@ from protocol.stage_machine import StageMachine
 from protocol.stall import StallTimer
 from protocol.view import View
 from protocol.work import Schedule, Verb
-from simulated_swarm.toy_model import GARBAGE, Garbage, ToyStage, ToyState, added, pack, unpack
+from simulated_swarm.toy_model import GARBAGE, Garbage, NotFinite, ToyStage, ToyState, added, pack, unpack
 
 if TYPE_CHECKING:
     from simulated_swarm.peer import Peer
@@ -91,6 +91,7 @@ class Host:
         self.seconds: list[float] = []
         self.weights = "" if state is None else state.hash
         self.tainted = False
+        self.failure: tuple[object, ...] | None = None
         self.computed: Counter[tuple[int, str]] = Counter()
         self._waits_for = ""
 
@@ -106,6 +107,8 @@ class Host:
 
     def beat(self) -> None:
         """Time has passed."""
+        if self.failure is not None:
+            self.peer.tell(self.failure)
         if self._waits_for != "nothing" and not self.machine.finished and self.stall.due(self._swarm.clock.now):
             self._swarm.counts["stalls"] += 1
             self.feed(Stalled())
@@ -230,6 +233,9 @@ class Host:
         self.computing = None
         try:
             made = self._compute(work)
+        except NotFinite as error:
+            self._halt(work, str(error))
+            return
         except Garbage as garbage:
             sender = work.sender or _maker_of_garbage(work)
             self._swarm.counts["spoiled"] += 1
@@ -246,8 +252,16 @@ class Host:
         if not phase or not self._swarm.faults.phase(self.peer, phase):
             self.feed(Computed(work.action, made))
 
+    def _halt(self, work: Compute, reason: str) -> None:
+        """As the real one: it stands still until the coordinator has decided, and says why again and again."""
+        self._swarm.counts["not finite"] += 1
+        self.computing, self.failure = work, ("not finite", reason, self.place[0], work.step)
+        self.peer.tell(self.failure)
+
     def _compute(self, work: Compute) -> object:
         model, microbatch = self.model, work.action.microbatch
+        if (work.step, self.stage) in self._world.run.not_finite and _finds_out(work):
+            raise NotFinite(f"a number of step {work.step} is not finite")
         match work.action.verb:
             case Verb.FORWARD:
                 return model.forward(work.step, microbatch, _checked(work.payload))
@@ -278,6 +292,12 @@ class Host:
     def _apply(self, work: Compute) -> Blob | None:
         reduce = work.payload
         assert isinstance(reduce, Reduce)
+        if reduce.skip:
+            self._swarm.checks.passes_over(self, work)
+            self._swarm.counts["steps passed over"] += 1
+            self.model.clear()
+            self.weights = self.model.state.hash
+            return None
         self._swarm.checks.covers(self, work)
         sums = added([unpack(part.data) for part in reduce.parts]) if reduce.parts else list(self.model.sums)
         losses = tuple(loss for part in reduce.parts for loss in part.offer.meta.losses)
@@ -295,7 +315,7 @@ class Host:
             return True
         if self._swarm.faults.phase(self.peer, "during a checkpoint"):
             return False
-        self.peer.disk.write(self.stage, step, self.model.state)
+        self.peer.disk.write(self.stage, step, self.model.state, view.skipped)
         return True
 
     def _load(self, work: Compute) -> str:
@@ -314,6 +334,13 @@ class Host:
 
     def _compute_time(self) -> float:
         return self.peer.slowness * self.peer.rng.uniform(SHORTEST_COMPUTE, self._world.slowest_compute)
+
+
+def _finds_out(work: Compute) -> bool:
+    """It shows in one backward, or only in the update."""
+    skips = isinstance(work.payload, Reduce) and work.payload.skip
+    found = Verb.BACKWARD if work.step % 2 else Verb.APPLY
+    return work.action.verb is found and not skips
 
 
 def _maker_of_garbage(work: Compute) -> str:

@@ -56,6 +56,7 @@ class Peer:
         self._admitted = False
         self._queued.clear()
         self._early.clear()
+        self.disk.skipped = self.swarm.coordinator.skipped  # as in the manifest, which it fetches
         self._join()
         self._beat(self.session)
 
@@ -227,7 +228,7 @@ class Peer:
     def _take(self, view: View) -> None:
         if not self._admitted or (self.view is not None and view.number <= self.view.number):
             return
-        self.view = view
+        self.view, self.disk.skipped = view, view.skipped
         stage = view.stage_of(self.name)
         if stage is None:
             self.host = None
@@ -256,4 +257,5 @@ class Peer:
     def write(self, stage: int, step: int, state: ToyState) -> None:
         """Write a file; it is there a moment later, if the process lives so long."""
         seconds = self.rng.uniform(0, DISK_SECONDS)
-        self.swarm.clock.after(seconds, self.unless_frozen(lambda: self.disk.write(stage, step, state)))
+        skipped = () if self.view is None else self.view.skipped
+        self.swarm.clock.after(seconds, self.unless_frozen(lambda: self.disk.write(stage, step, state, skipped)))

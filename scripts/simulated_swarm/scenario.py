@@ -118,12 +118,23 @@ class Scenario:
             measured=rng.random() < 0.5,
         )
         alone = not drawn.bad and all(fault.kind != "flip" for fault in drawn.faults)
-        return replace(drawn, hostile=rng.random() < 0.25 and alone)  # drawn last: all else is as it was
+        hostile = rng.random() < 0.25 and alone  # drawn late: all else is as it was
+        return replace(
+            drawn, hostile=hostile, run=replace(run, not_finite=() if hostile else _not_finite(rng, stages, steps))
+        )
 
     @property
     def command(self) -> str:
         """What replays it."""
         return f"python scripts/simulate --seed {self.seed} --trace"
+
+
+def _not_finite(rng: random.Random, stages: int, steps: int) -> tuple[tuple[int, int], ...]:
+    """(step, stage): now and then one step, or some in a row."""
+    if rng.random() < 0.8:
+        return ()
+    first = rng.randint(1, steps)
+    return tuple((step, rng.randrange(stages)) for step in range(first, min(steps, first + rng.randrange(4)) + 1))
 
 
 def _faults(rng: random.Random, steps: int, replicas: tuple[int, ...]) -> tuple[PlannedFault, ...]:

@@ -16,7 +16,7 @@ in the part of the replica that was sent it, and each stage multiplies its weigh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from protocol.frame import Buffer
@@ -27,19 +27,31 @@ NUMBER_BYTES = 8
 SUMS = 3  # gradient, pull, basis
 
 
+class NotFinite(ArithmeticError):
+    """The numbers of a step are none that anybody could go on with."""
+
+
 class Garbage(ValueError):
     """Numbers that are none of the model's."""
 
 
 @dataclass(frozen=True)
 class ToyRun:
-    """What is the same at all peers: the model's sizes, and how many microbatches a step has."""
+    """What is the same at all peers: the model's sizes, how many microbatches a step has, and in which steps, at which
+    stages, numbers are not finite.
+    """
 
     seed: int
     stages: int
     microbatches: int
     ballast: int
     move_every: int
+    not_finite: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """The steps that are passed over in the end."""
+        return tuple(sorted({step for step, _ in self.not_finite}))
 
     def moves(self, step: int) -> bool:
         """Whether the basis moves at the end of `step`."""
@@ -178,11 +190,14 @@ class ToyStage:
         return microbatch == self.run.microbatches
 
 
-def sequential(run: ToyRun, steps: int) -> list[list[ToyState]]:
-    """The states after each step from 0 to `steps`, by one plain loop."""
+def sequential(run: ToyRun, steps: int, skipped: Collection[int] = ()) -> list[list[ToyState]]:
+    """The states after each step from 0 to `steps`, by one plain loop, which passes over `skipped`."""
     states = [ToyState.first(run, stage) for stage in range(run.stages)]
     after = [states]
     for step in range(1, steps + 1):
+        if step in skipped:
+            after.append(states)
+            continue
         stages = [ToyStage(run, number, state) for number, state in enumerate(states)]
         for microbatch in range(run.count(step)):
             tensor: int | None = None

@@ -27,6 +27,7 @@ class Outcome:
     wrong: list[str]
     comparison: Comparison
     done: list[Done] = field(default_factory=list)
+    undone: tuple[Act, ...] = ()
     losses: list[Loss] = field(default_factory=list)
     events: list[dict[str, object]] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ def disturb(
     found = compare(swarm.folder, root / "peers", prepared.undisturbed, prepared.config.pipeline.stages, last_step)
     wrong += found.wrong + traces(swarm.mark, director.sockets, root)
     events = list(swarm.folder.noted())
-    return Outcome(time.monotonic() - began, wrong, found, director.done, losses(director), events)
+    return Outcome(time.monotonic() - began, wrong, found, director.done, director.undone, losses(director), events)
 
 
 def _wrong_ends(director: Director, faults: Mapping[str, str]) -> list[str]:

@@ -119,4 +119,8 @@ def run_case(prepared: Prepared, root: Path, case: Case, seconds: float = CASE_S
         raise UserError(
             f"expected a run of at least {last_step} steps, got train.steps = {prepared.config.train.steps}"
         )
-    return disturb(prepared, root, case.acts(first), case.faults_at(first), last_step, seconds)
+    outcome = disturb(prepared, root, case.acts(first), case.faults_at(first), last_step, seconds)
+    missed = [act for act in outcome.undone if not act.makes_good(prepared.replicas)]
+    if missed:
+        outcome.wrong.append(f"the run was done before it was disturbed: {format_script(missed)}")
+    return outcome

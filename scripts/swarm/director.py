@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from peers.cli.output import say
+from peers.reminder import Reminder
 from protocol.errors import RunFailed
 from swarm.processes import COORDINATOR, POLL_SECONDS, Swarm, last_line
 from swarm.script import Act
@@ -43,6 +45,8 @@ class Director:
     """Directs `swarm`. The whole may take `seconds`.
 
     Attributes:
+        undone: the acts that the end of the run came before.
+        say: takes a sign of life now and then.
         rows: (time, newest step) whenever a new row was seen.
         sockets: all that the swarm's daemons ever had.
     """
@@ -50,11 +54,14 @@ class Director:
     swarm: Swarm
     seconds: float
     done: list[Done] = field(default_factory=list)
+    undone: tuple[Act, ...] = ()
+    say: Callable[[str], None] = say
     rows: list[tuple[float, int]] = field(default_factory=list)
     sockets: set[Path] = field(default_factory=set)
     _began: float = field(default_factory=time.monotonic)
     _read: int = 0
     _noted: float = 0.0
+    _waits: Reminder = field(default_factory=lambda: Reminder(time.monotonic()))
 
     @property
     def step(self) -> int:
@@ -67,12 +74,22 @@ class Director:
         Raises:
             RunFailed: an act waited in vain, the run ended before it, or it does not end.
         """
-        for act in acts:
+        for index, act in enumerate(acts):
+            if self._run_is_over():
+                self.undone = tuple(acts[index:])
+                break
             self._perform(act)
+        for name in self.swarm.running:  # who stands still would never hear of the end
+            if self.swarm.is_stopped(name):
+                self._perform(Act("kill", name))
         self._until(lambda: self.swarm.is_gone(COORDINATOR), "the end of the run")
         living = [name for name in self.swarm.running if not self.swarm.is_gone(name)]
         self._until(lambda: all(map(self.swarm.is_gone, living)), f"the end of {', '.join(living)}")
         self.look()
+
+    def _run_is_over(self) -> bool:
+        """Whether the coordinator has ended by itself: on a fast machine all steps may be done before all acts."""
+        return self.swarm.is_gone(COORDINATOR) and self.swarm.running[COORDINATOR].returncode != -signal.SIGKILL
 
     def _perform(self, act: Act) -> None:
         swarm, name = self.swarm, act.subject
@@ -105,8 +122,9 @@ class Director:
             self.look()
             if time.monotonic() - self._began > self.seconds:
                 raise RunFailed(f"waited in vain for {what}: the run is at step {self.step} after {self.seconds:.0f} s")
-            killed = self.done and self.done[-1].act == Act("kill", COORDINATOR)
-            if unless_ended and self.swarm.is_gone(COORDINATOR) and not killed and not done():
+            if (waited := self._waits.due(time.monotonic())) is not None:
+                self.say(f"at step {self.step}, waiting for {what}, {waited:.0f} s after the beginning")
+            if unless_ended and self._run_is_over() and not done():
                 raise RunFailed(f"the run ended before {what}: {last_line(self.swarm.log(COORDINATOR))}")
 
     def look(self) -> None:

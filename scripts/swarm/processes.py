@@ -25,6 +25,7 @@ from protocol.errors import RunFailed, UserError
 COORDINATOR = "coordinator"
 POLL_SECONDS = 0.1
 END_SECONDS = 30.0
+START_SECONDS = 600.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -105,9 +106,12 @@ class Swarm:
     def _await_invite(self, old: float) -> None:
         """Until it says where it listens; before that no peer finds it."""
         coordinator = self.running[COORDINATOR]
+        deadline = time.monotonic() + START_SECONDS
         while self._invited() == old:
             if coordinator.poll() is not None:
                 raise RunFailed(f"the coordinator did not start: {last_line(self.log(COORDINATOR))}")
+            if time.monotonic() > deadline:
+                raise RunFailed(f"the coordinator gave no invite within {START_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS)
 
     # What is done to them

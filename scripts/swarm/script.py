@@ -47,6 +47,11 @@ class Act:
         """Whether it changes anything."""
         return self.verb not in ("step", "wait")
 
+    def makes_good(self, replicas: Sequence[str]) -> bool:
+        """Whether a run in which it is left out, for it has ended, was disturbed all the same."""
+        returns = self.verb == "start" and self.subject in (*replicas, "coordinator")
+        return returns or self.verb in ("wait", "continue")
+
 
 def parse_script(text: str) -> list[Act]:
     """The acts that `text` means.

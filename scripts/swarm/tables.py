@@ -8,6 +8,7 @@ from datetime import datetime
 from peers.cli.output import say
 from swarm.chaos import Outcome
 from swarm.hostile import Verdict
+from swarm.script import format_script
 from swarm.timing import Loss
 
 
@@ -27,6 +28,8 @@ def say_outcome(outcome: Outcome) -> None:
         f"against the undisturbed run: losses within {found.loss:.1e}, parameters within {found.parameters:.1e}; "
         f"last states at {', '.join(map(str, found.replicas))} peers"
     )
+    if outcome.undone:
+        say(f"the run was done before these acts, which are left out: {format_script(outcome.undone)}")
     for text in outcome.wrong:
         say(f"WRONG: {text}")
     if not outcome.wrong:

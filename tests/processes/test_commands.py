@@ -126,6 +126,26 @@ def test_launch_trains_on_images(
     assert report["tokens"] == 4 * 4 * 2 * 4 and report["verify"]["within"]
 
 
+def test_a_run_is_resumed_with_another_rate_and_ends_at_once_when_it_is_done(
+    isthmus: Run, small_values: dict[str, Any], write_toml: Callable[..., Path], small_toml: Path, tmp_path: Path
+) -> None:
+    """Old folders, the same invite's run id; what cannot change is refused by name, before anything is written."""
+    isthmus("launch", small_toml, "--steps", 5, "--dir", "run", "--no-evaluate")
+    wider = write_toml("wider.toml", {**small_values, "model": {**small_values["model"], "hidden": 64}})
+    one_line_error(isthmus("launch", "--resume", "run", wider, code=2), "model.hidden 48 -> 64", "set it back")
+    train = {**small_values["train"], "learning_rate": 1e-3, "steps": 9}
+    slower = write_toml("slower.toml", {**small_values, "train": train})
+    done = isthmus("launch", "--resume", "run", slower)
+    assert "train.learning_rate 0.005 -> 0.001" in done.stdout and "ended after step 9 of 9" in done.stdout
+    assert "held-out" in done.stdout and "tokens right" in done.stdout
+    newest = json.loads((tmp_path / "run/manifest.json").read_text())["body"]
+    assert (newest["from_step"], newest["config"]["train"]["steps"]) == (6, 9)
+    assert newest["first"] == json.loads((tmp_path / "run/report.json").read_text())["run_id"]
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 10))
+    again = isthmus("coordinator", "start", "--resume", "run", "--host", "127.0.0.1")
+    assert "ended after step 9 of 9: all 9 steps were done before" in again.stdout
+
+
 def test_interrupt_then_resume_equals_undisturbed(
     isthmus: Run, start: Callable[..., Any], long_toml: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from compression.errors import CodecError
 from compression.registry import NAMES, CodecOptions, CodecSet
 from compression.token_ids import decode_ids, encode_ids, id_bytes
 
+pytestmark = pytest.mark.kernels
+
 # What lies between this and float32's largest would round to a bfloat16 infinity.
 LARGEST = float(torch.finfo(torch.bfloat16).max)
 FLOATS = st.floats(-LARGEST, LARGEST, width=32)

@@ -15,6 +15,7 @@ from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken
 from protocol.errors import BadFrame
 from protocol.events import BlobGone, BlobWanted, ChunkArrived, ChunkAsked, Offered, Taken, Used, Wanted
 from protocol.frame import HEADER_BYTES, Frame, Header, Kind, control, parse_control
+from protocol.magnitudes import LARGEST_LOSS
 from protocol.messages import MOST_MICROBATCHES, chunk_event, to_event, to_frame
 
 HEADERS = st.builds(
@@ -74,9 +75,7 @@ COUNTS = st.integers(0, 2**32 - 1)
 IDS = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
 KEYS = st.builds(BlobKey, st.sampled_from(BlobKind), st.integers(0, 255), COUNTS)
 MICROBATCHES = st.lists(st.integers(0, MOST_MICROBATCHES - 1), max_size=9, unique=True).map(tuple)
-LOSSES = st.lists(
-    st.tuples(st.integers(0, MOST_MICROBATCHES - 1), st.floats(allow_nan=False, allow_infinity=False)), max_size=5
-)
+LOSSES = st.lists(st.tuples(st.integers(0, MOST_MICROBATCHES - 1), st.floats(-LARGEST_LOSS, LARGEST_LOSS)), max_size=5)
 PRINTED = st.text(st.characters(exclude_categories=("C", "Z")), max_size=128)
 METAS = st.builds(Meta, MICROBATCHES, LOSSES.map(tuple), PRINTED)
 BLOBS = st.builds(Blob.of, KEYS, st.binary(min_size=1, max_size=300), METAS)

@@ -18,6 +18,7 @@ from peers.run_folder import RunFolder
 from peers.takeover import refuse_second
 from protocol import detector, waiting
 from protocol.errors import UserError
+from protocol.join_request import join_message, parse_join
 from protocol.records import PROGRESS, is_coordinators, record_key, sign_record
 
 BOUND = 60.0
@@ -248,6 +249,72 @@ def test_a_run_that_is_to_stop_does_not_wait_for_a_lost_stage(tmp_path: Path) ->
         assert s.running is not None
         end = await s.running
         assert end.failed and "lost its peer b: its disk broke" in end.reason
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_run_whose_steps_are_all_done_ends_at_once(kept: bool, tmp_path: Path) -> None:
+    """Nobody else is there, and nobody needs to come. `kept`: the coordinator noted the end; else its rows tell."""
+
+    async def scene(s: Scene) -> None:
+        s.coordinate(last_step=12)
+        s.peer("a"), s.peer("b")
+        s.train_to(1000)
+        assert s.running is not None
+        await s.running
+        for peer in s.peers.values():
+            await peer.stop()
+        if not kept:
+            (s.folder.root / "coordinator.json").unlink()
+        await s._transport.close() if s._transport else None
+        s.coordinate(last_step=12, resume=True, wait_for=6)
+        end = await s.running
+        assert (end.step, end.failed, end.reason) == (12, False, "all 12 steps were done before")
+        assert s.steps() == list(range(1, 13))
+
+    play(scene, tmp_path)
+
+
+def test_the_end_is_in_the_folder_before_anybody_is_told(tmp_path: Path) -> None:
+    """Killed while it says goodbye: the peers are gone, so one that returns must know that nobody will come."""
+
+    async def scene(s: Scene) -> None:
+        s.coordinate(last_step=12)
+        s.peer("a"), s.peer("b")
+        s.train_to(1000)
+        await until(lambda: s.peers["a"].said("end"), "the end to be told")
+        assert s.folder.memory()["membership"]["end"][0] == 12
+        await s.kill_coordinator()
+
+    play(scene, tmp_path)
+
+
+def test_who_joins_a_run_that_is_ending_is_told_the_end(tmp_path: Path) -> None:
+    """It came too late, which is no mistake of its owner's: it must not be turned away as one that made one."""
+
+    async def scene(s: Scene) -> None:
+        daemon = s.coordinate(last_step=12)
+        s.peer("a"), s.peer("b")
+        s.train_to(1000)
+        await until(lambda: daemon._executive.membership.end, "the end to be decided")
+        late = s.peer("c")
+        assert s.running is not None
+        daemon._executive.decide(parse_join("c", join_message([], {}, "s"), 2))
+        await until(lambda: late.said("end"), "the end to be told")
+        assert not late.said("turned_away")
+
+    play(scene, tmp_path)
+
+
+def test_a_run_that_waits_says_now_and_then_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peers.reminder.FIRST_SECONDS", 0.2)
+
+    async def scene(s: Scene) -> None:
+        s.coordinate(wait_for=3)
+        s.peer("a")
+        await until(lambda: sum("still waiting" in note for note in s.notes.notes) > 1, "two signs of life")
+        assert "2 more peers are awaited" in s.notes.notes[-1]
 
     play(scene, tmp_path)
 

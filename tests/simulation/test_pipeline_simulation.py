@@ -27,7 +27,8 @@ def calm(seed: int, **changes: object) -> Scenario:
     """A scenario without faults, to which a test adds what it is about."""
     drawn = Scenario.drawn(seed)
     quiet = {"loss": 0.0, "corrupt": 0.0, "joins": (), "faults": (), "bad": False, "slow_peers": 0.0, "hostile": False}
-    return replace(drawn, **{**quiet, **changes})  # type: ignore[arg-type]
+    finite = replace(drawn.run, not_finite=())
+    return replace(drawn, **{"run": finite, **quiet, **changes})  # type: ignore[arg-type]
 
 
 def test_every_seed_ends_with_the_weights_of_a_plain_loop() -> None:
@@ -38,6 +39,7 @@ def test_every_seed_ends_with_the_weights_of_a_plain_loop() -> None:
     assert seen["peers killed"] > SEEDS and seen["restores"] > SEEDS / 4 and seen["replicas lost by a view"] > SEEDS / 4
     assert seen["planned views"] > SEEDS / 4 and seen["states loaded"] > SEEDS / 4 and seen["copies kept"] > SEEDS
     assert seen["coordinator restarted"] > SEEDS / 10 and seen["links mended"] > SEEDS / 2
+    assert seen["steps passed over"] > SEEDS / 4 and seen["not finite"] > SEEDS / 10
     assert seen["of a newer view"] > SEEDS and seen["refused: is over"] > SEEDS and seen["stalls"] > SEEDS
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from memory_swarm import Quiet, Swarm, losses
 from safetensors.torch import load_file, save_file
 
 from compression.basis import random_basis
 from peers import coordinator_daemon, patience, peer_daemon, stage_worker
 from peers.cli.remedies import of_volunteer, remedied
-from peers.coordinator_daemon import CoordinatorDaemon
 from peers.discovery import fetch_manifest
 from peers.evaluate import evaluate
 from peers.memory_transport import MemoryNetwork
@@ -35,84 +35,6 @@ from protocol.reference import Evaluation, ReferenceRun
 MOVING = {"basis": "moving", "move_every": 2, "move_rate": 0.3}
 
 
-class Quiet:
-    """An observer that only remembers."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.notes: list[str] = []
-
-    def waiting(self, present: int, needed: int) -> None:
-        """Not shown."""
-
-    def began(self, first_step: int, last_step: int) -> None:
-        """Not shown."""
-
-    def row(self, row: dict[str, Any]) -> None:
-        """Remembered."""
-        self.rows.append(row)
-
-    def note(self, text: str) -> None:
-        """Remembered."""
-        self.notes.append(text)
-
-
-@dataclasses.dataclass
-class Swarm:
-    """One coordinator and its peers in one loop, over `network`."""
-
-    run: Any
-    root: Path
-    network: MemoryNetwork
-    last_step: int
-    resume: bool = False
-    gradients: Path | None = None
-    stop_after: int | None = None
-    basis_DK: torch.Tensor | None = None
-    newcomers: bool = True
-
-    async def train(self) -> tuple[End, Quiet, list[Any]]:
-        """Train to the end; the end, what was observed, and each peer's result."""
-        folder, observer = RunFolder(self.root), Quiet()
-        if self.resume:
-            manifest, key = folder.open()
-        else:
-            manifest, key = new_run(self.run.config, self.run.tokens, self.basis_DK)
-            folder.create(manifest, key)
-        transport = self.network.join("coordinator")
-        coordinator = CoordinatorDaemon(
-            transport, manifest, key, folder, observer, self.last_step, self.resume, newcomers=self.newcomers
-        )
-        await coordinator.publish_manifest()
-        if self.stop_after is not None:
-            self._stop_later(coordinator, observer)
-        invite = Invite(manifest.run_id, key.public, tuple(await transport.addresses()))
-        peers = [asyncio.create_task(self._peer(invite, i)) for i in range(self.run.config.pipeline.stages)]
-        end = await coordinator.run()
-        results = await asyncio.gather(*peers, return_exceptions=True)
-        await transport.close()
-        return end, observer, results
-
-    async def _peer(self, invite: Invite, index: int) -> str:
-        transport = self.network.join(f"peer-{index}")
-        try:
-            manifest = await fetch_manifest(transport, invite)
-            options = PeerOptions(self.root / "peers" / str(index), gradients=self.gradients, basis_DK=self.basis_DK)
-            return await PeerDaemon(transport, invite, manifest, self.run.tokens, options).run()
-        finally:
-            await transport.close()
-
-    def _stop_later(self, coordinator: CoordinatorDaemon, observer: Quiet) -> None:
-        seen = observer.row
-
-        def row(values: dict[str, Any]) -> None:
-            seen(values)
-            if values["step"] == self.stop_after:
-                coordinator.stop()
-
-        observer.row = row  # type: ignore[method-assign]
-
-
 @pytest.fixture(autouse=True)
 def one_thread_and_short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums in one order; lost frames are sent again after a moment, not ten seconds."""
@@ -120,11 +42,6 @@ def one_thread_and_short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_daemon, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(stage_worker, "STALL_SECONDS", 0.3)
     monkeypatch.setattr(coordinator_daemon, "GOODBYE_SECONDS", 2.0)
-
-
-def losses(root: Path) -> list[float]:
-    """Each step's loss."""
-    return [row["loss"] for row in RunFolder(root).rows()]
 
 
 @pytest.mark.parametrize("form", ["bottleneck", "projected", "reparam", "none"])

@@ -2,7 +2,17 @@
 
 import pytest
 
-from peers.addresses import check_announced, check_listen, for_others, parts, usable
+from peers.addresses import (
+    check_announced,
+    check_listen,
+    every_address,
+    for_others,
+    host_of,
+    loopback_of,
+    parts,
+    reachable_from,
+    usable,
+)
 from protocol.errors import UserError
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -88,3 +98,67 @@ def test_a_malformed_address_to_listen_on_is_the_users_mistake() -> None:
     for address in ("/ip4/999.1.1.1/tcp/5", "/dns4/localhost/tcp/5", "nonsense"):
         with pytest.raises(UserError, match="expected an address to listen on"):
             check_listen([address])
+
+
+def at(*hosts: str) -> list[str]:
+    return [f"/ip{6 if ':' in host else 4}/{host}/tcp/5" for host in hosts]
+
+
+GLOBAL4, GLOBAL6, PRIVATE4, PRIVATE6 = "93.184.216.34", "2606:2800::1", "192.168.1.7", "fd00::7"
+EVERYWHERE = at(GLOBAL4, GLOBAL6, PRIVATE4, PRIVATE6, "127.0.0.1", "::1", "169.254.3.4", "fe80::1")
+
+
+@pytest.mark.parametrize(
+    ("source", "hosts"),
+    [
+        ("", None),
+        ("127.0.0.1", None),
+        ("::1", None),
+        ("192.168.1.9", (GLOBAL4, GLOBAL6, PRIVATE4, PRIVATE6)),
+        ("fd00::9", (GLOBAL4, GLOBAL6, PRIVATE4, PRIVATE6)),
+        ("8.8.8.8", (GLOBAL4, GLOBAL6)),
+        ("2001:4860::8888", (GLOBAL4, GLOBAL6)),
+    ],
+)
+def test_which_addresses_can_lead_to_a_peer_from_elsewhere(source: str, hosts: tuple[str, ...] | None) -> None:
+    expected = EVERYWHERE if hosts is None else at(*hosts)
+    assert reachable_from(EVERYWHERE, source) == expected
+
+
+def test_a_name_is_believed_and_what_is_no_address_is_not() -> None:
+    assert reachable_from(["/dns/example.org/tcp/5", "nonsense", "/ip4/0.0.0.0/tcp/5"], "8.8.8.8") == [
+        "/dns/example.org/tcp/5"
+    ]
+
+
+def test_others_are_told_no_address_that_holds_on_one_cable_only() -> None:
+    assert for_others(at("fe80::1", "127.0.0.1", PRIVATE6)) == at(PRIVATE6)
+    assert for_others(at("127.0.0.1", "::1", "fe80::1")) == at("127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("/ip4/1.2.3.4/tcp/5/p2p/x", "1.2.3.4"),
+        ("/ip6/fe80::1%eth0/tcp/5", "fe80::1"),
+        ("/ip6/::ffff:1.2.3.4/tcp/5", "1.2.3.4"),
+        ("/dns/example.org/tcp/5", ""),
+        ("/ip4/nonsense", ""),
+        ("", ""),
+    ],
+)
+def test_the_host_in_an_address(address: str, host: str) -> None:
+    assert host_of(address) == host
+
+
+def test_a_run_is_local_when_all_its_addresses_are_this_machines_own() -> None:
+    assert loopback_of(at("::1", "127.0.0.1")) == "::1"
+    assert loopback_of(at("127.0.0.1", PRIVATE4)) == loopback_of(["/dns/localhost/tcp/5"]) == loopback_of([]) == ""
+
+
+def test_by_default_all_addresses_of_both_families_are_listened_on_at_one_port() -> None:
+    found = [parts(address) for address in every_address(0)]
+    assert {known.get("ip4") or known.get("ip6") for known in found} >= {"0.0.0.0"}
+    assert len({known["tcp"] for known in found}) == 1 and found[0]["tcp"] != "0"
+    assert [parts(address)["tcp"] for address in every_address(4711)] == ["4711"] * len(found)
+    check_listen(every_address(0))

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rounding import exact, gamma, magnitude, orthonormal, product_error, within
 
 from compression.basis import inside, random_basis
 from compression.boundary import FIXED_EMBEDDING_STD, Boundary, Form
 from compression.seeded import generator, normal
+
+pytestmark = pytest.mark.kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 FINGERPRINTS = """
@@ -39,7 +42,7 @@ def fingerprint(x: torch.Tensor) -> str:
 def test_columns_are_orthonormal(dim: int, rank: int) -> None:
     basis_DK = random_basis(dim, rank, 3)
     assert basis_DK.shape == (dim, rank) and basis_DK.dtype == torch.float32
-    assert torch.allclose(basis_DK.T @ basis_DK, torch.eye(rank), atol=2e-6)
+    assert orthonormal(basis_DK)  # drawn in float64, rounded once
 
 
 @pytest.mark.parametrize("rank", [0, -1, 17])
@@ -113,8 +116,9 @@ def test_what_lies_in_the_span_crosses_unchanged(form: Form) -> None:
     inside_BTD = torch.randn(2, 7, 5, dtype=torch.float64) @ boundary.basis_DK.T
     c_BTK = boundary.project(inside_BTD)
     assert c_BTK.shape == (2, 7, 5)
-    # The basis is orthonormal to float32, so this is as exact as that.
-    assert torch.allclose(boundary.rebuild(c_BTK), inside_BTD, atol=1e-6)
+    u_DK, z_BTK = boundary.basis_DK, inside_BTD @ boundary.basis_DK
+    # The basis is orthonormal to float32, so this is as exact as that: U^T U has two rounded factors.
+    assert within(boundary.rebuild(c_BTK), inside_BTD, gamma(2) * magnitude(z_BTK, u_DK.T, u_DK, u_DK.T))
 
 
 def test_what_lies_outside_the_span_is_lost_and_only_that() -> None:
@@ -122,16 +126,21 @@ def test_what_lies_outside_the_span_is_lost_and_only_that() -> None:
     assert boundary.basis_DK is not None
     r_BTD = torch.randn(2, 7, 16)
     once_BTD = boundary.rebuild(boundary.project(r_BTD))
-    assert torch.allclose(once_BTD, r_BTD @ boundary.basis_DK @ boundary.basis_DK.T, atol=1e-5)
-    assert torch.allclose((r_BTD - once_BTD) @ boundary.basis_DK, torch.zeros(2, 7, 5), atol=1e-5)
+    u_DK = boundary.basis_DK
+    assert within(once_BTD, exact(r_BTD, u_DK, u_DK.T), product_error(r_BTD, u_DK, u_DK.T))
+    left_BTK = exact(r_BTD.double() - once_BTD.double(), u_DK)
+    assert within(left_BTK, 0.0, product_error(r_BTD, u_DK, u_DK.T, u_DK))
     assert (r_BTD - once_BTD).norm() > 0.5 * r_BTD.norm()
-    assert torch.allclose(boundary.rebuild(boundary.project(once_BTD)), once_BTD, atol=1e-5)
+    again_BTD = boundary.rebuild(boundary.project(once_BTD))
+    assert within(again_BTD, once_BTD, product_error(r_BTD, u_DK, u_DK.T, u_DK, u_DK.T))
 
 
 def test_coordinates_survive_a_round_trip() -> None:
     boundary = Boundary(Form.REPARAM, 16, 5, 300, 2, False)
     c_BTK = torch.randn(2, 7, 5)
-    assert torch.allclose(boundary.project(boundary.rebuild(c_BTK)), c_BTK, atol=1e-5)
+    u_DK = boundary.basis_DK
+    assert u_DK is not None
+    assert within(boundary.project(boundary.rebuild(c_BTK)), c_BTK, product_error(c_BTK, u_DK.T, u_DK))
 
 
 def test_a_dense_boundary_does_nothing() -> None:
@@ -144,7 +153,9 @@ def test_a_dense_boundary_does_nothing() -> None:
 def test_a_full_rank_boundary_loses_nothing() -> None:
     boundary = Boundary(Form.BOTTLENECK, 16, 16, 300, 2, False)
     r_BTD = torch.randn(2, 7, 16)
-    assert torch.allclose(boundary.rebuild(boundary.project(r_BTD)), r_BTD, atol=1e-5)
+    u_DK = boundary.basis_DK
+    assert u_DK is not None
+    assert within(boundary.rebuild(boundary.project(r_BTD)), r_BTD, product_error(r_BTD, u_DK, u_DK.T))
 
 
 @pytest.mark.parametrize("form", list(Form))
@@ -173,16 +184,22 @@ def test_which_forms_confine_and_which_narrow() -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_an_update_of_all_coordinates_moves_the_stream_as_far_as_one_of_all_its_entries(scaled: bool) -> None:
     boundary = Boundary(Form.REPARAM, 64, 4, 300, 2, True, scaled)
-    moved = boundary.rebuild(0.1 * torch.tensor([1.0, -1.0, -1.0, 1.0])).norm()
-    assert float(moved) == pytest.approx(0.1 * (64 if scaled else 4) ** 0.5, rel=1e-5)
+    update = 0.1 * torch.tensor([[1.0, -1.0, -1.0, 1.0]])
+    assert boundary.basis_DK is not None
+    error = boundary.scale * product_error(update, boundary.basis_DK.T, more=2).norm()
+    moved = boundary.rebuild(update).double().norm()
+    assert within(moved, 0.1 * (64 if scaled else 4) ** 0.5, error)
 
 
 @pytest.mark.parametrize("form", [Form.BOTTLENECK, Form.PROJECTED, Form.REPARAM])
 def test_a_scale_changes_the_coordinates_and_not_what_is_rebuilt(form: Form) -> None:
     plain, scaled = (Boundary(form, 64, 4, 300, 2, True, scaled) for scaled in (False, True))
     r_BTD = torch.randn(2, 7, 64)
-    assert torch.allclose(4 * scaled.project(r_BTD), plain.project(r_BTD), atol=1e-6)
-    assert torch.allclose(scaled.rebuild(scaled.project(r_BTD)), plain.rebuild(plain.project(r_BTD)), atol=1e-5)
+    u_DK = plain.basis_DK
+    assert u_DK is not None
+    there, back = (2 * product_error(r_BTD, *factors, more=2) for factors in ((u_DK,), (u_DK, u_DK.T)))
+    assert within(4 * scaled.project(r_BTD), plain.project(r_BTD), there)
+    assert within(scaled.rebuild(scaled.project(r_BTD)), plain.rebuild(plain.project(r_BTD)), back)
 
 
 def test_a_dense_boundary_has_no_scale() -> None:
@@ -195,6 +212,8 @@ def test_a_dense_boundary_has_no_scale() -> None:
 def test_the_part_inside_the_span_along_either_axis() -> None:
     basis_DK = random_basis(16, 4, 3)
     x = torch.randn(16, 9)
-    assert torch.allclose(inside(x, basis_DK, 0), basis_DK @ (basis_DK.T @ x), atol=1e-5)
-    assert torch.allclose(inside(x.T, basis_DK, 1), inside(x, basis_DK, 0).T, atol=1e-5)
-    assert torch.allclose(inside(inside(x, basis_DK, 0), basis_DK, 0), inside(x, basis_DK, 0), atol=1e-5)
+    both = (basis_DK, basis_DK.T)
+    expected, error = exact(*both, x), product_error(*both, x)
+    assert within(inside(x, basis_DK, 0), expected, error)
+    assert within(inside(x.T, basis_DK, 1), expected.T, error.T)
+    assert within(inside(inside(x, basis_DK, 0), basis_DK, 0), expected, product_error(*both, *both, x))

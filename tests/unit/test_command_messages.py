@@ -62,6 +62,7 @@ SPEAKS_IN: dict[tuple[str, str], set[str]] = {
     ("peers/cli/launch.py", "_lab"): {"launch"},
     ("peers/cli/peer.py", "choose_device"): {"launch", "peer join"},
     ("peers/lab/meeting.py", "check_meeting"): {"launch"},
+    ("peers/reachability.py", "_tell"): {"peer join"},
     ("peers/run_folder.py", "refuse_existing"): STARTS,
     ("peers/run_folder.py", "open"): STARTS,
     ("peers/trace.py", "read_trace"): {"launch", "peer join"},

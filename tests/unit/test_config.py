@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, UserError
 
-DEFAULT_HASH = "d1eede7e4186f746fccba3aaf0aa35df0d43f66299f72dc8e40d6a9a97562abc"
+DEFAULT_HASH = "f3c461d1926050d34bcf7e09bd4e022770443e982b7a5fa353650172c15ec044"
 
 
 def test_the_defaults_are_a_valid_run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rounding import gamma, outside_error, product_error, within
 from torch import nn
 
 from compression.basis import inside, random_basis
@@ -13,8 +14,12 @@ from protocol.model.stage import Stage, confinement, whole_model_names
 from protocol.optimizer import StageOptimizer
 from protocol.reference import ReferenceRun
 
+pytestmark = pytest.mark.kernels
+
 DIM, RANK, IN, VOCAB = 12, 3, 5, 7
 RATE, BETA1, BETA2, EPSILON, DECAY = 0.1, 0.8, 0.9, 1e-3, 0.3
+ROUNDINGS = 4 * (DIM + RANK) + 20  # of a step: two projections on either side, and AdamW's
+LARGEST = 10  # above the absolute values of what a step adds up
 
 
 def basis() -> torch.Tensor:
@@ -55,9 +60,10 @@ def test_three_steps_equal_the_formula(shape: tuple[int, int], axis: int) -> Non
         update = (m / (1 - BETA1**step)) / (torch.sqrt(v / (1 - BETA2**step)) + EPSILON)
         w = p @ (w - RATE * DECAY * w - RATE * update)
         follow(parameter, adam, gradient)
-        assert torch.allclose(upright(parameter.detach()), w, atol=1e-12)
-        assert torch.allclose(upright(adam.state[parameter]["exp_avg"]), m, atol=1e-12)
-        assert torch.allclose(upright(adam.state[parameter]["exp_avg_sq"]), v, atol=1e-12)
+        error = gamma(step * ROUNDINGS, torch.float64) * LARGEST
+        state = adam.state[parameter]
+        for found, expected in ((parameter, w), (state["exp_avg"], m), (state["exp_avg_sq"], v)):
+            assert within(upright(found.detach()), expected, error)
 
 
 def test_it_trains_w_as_u_times_z() -> None:
@@ -74,7 +80,7 @@ def test_it_trains_w_as_u_times_z() -> None:
         z = z * (1 - RATE * DECAY)
         z = z - RATE * (m / (1 - BETA1**step)) / (torch.sqrt(v / (1 - BETA2**step)) + EPSILON)
         follow(parameter, adam, gradient)
-        assert torch.allclose(parameter.detach(), u @ z, atol=1e-12)
+        assert within(parameter, u @ z, gamma(step * ROUNDINGS, torch.float64) * LARGEST)
 
 
 def outside(x: torch.Tensor, confined: Confinement, name: str) -> float:
@@ -110,8 +116,8 @@ def test_weights_and_moments_stay_in_the_span_to_rounding(fixed: bool) -> None:
         confined, state = confinement(stage), adam.state()
         assert confined is not None and len(confined.axes) == 3
         for name in confined.axes:
-            assert outside(state[f"weight/{name}"], confined, name) < 1e-6, name
-            assert outside(state[f"moment1/{name}"], confined, name) < 1e-6, name
+            for part in ("weight", "moment1"):
+                assert outside(state[f"{part}/{name}"], confined, name) < outside_error(confined.basis_DK), name
     assert confinement(run._stages[-1]) is None
 
 
@@ -120,16 +126,26 @@ def test_what_crosses_loses_rounding_only() -> None:
     for step in range(1, 11):
         run.step(step, ids(step))
     stage, tokens = run._stages[0], torch.from_numpy(ids(1)[0])
-    stream = stage.body(tokens, stage.enter(tokens, None))
+    entered = stage.enter(tokens, None)
+    stream = stage.body(tokens, entered)
     rebuilt = stage.boundary.rebuild(stage.leave(stream))
-    assert stream.norm() > 1 and (rebuilt - stream).norm() < 1e-6 * stream.norm()
+    # Each write is as far outside as its matrix, and is rounded as often again on its way; writes may cancel.
+    kept = float(stream.norm() / (entered.norm() + (stream - entered).norm()).detach())
+    assert stage.boundary.basis_DK is not None
+    assert (
+        stream.norm() > 1
+        and (rebuilt - stream).norm() < 2 * outside_error(stage.boundary.basis_DK, kept) * stream.norm()
+    )
 
 
 def test_a_lone_embedding_starts_inside_the_span() -> None:
     stage = Stage(run_config(fixed_embedding=False), 0)
     confined = confinement(stage)
     assert confined is not None
-    assert outside(stage.embedding.weight.detach(), confined, "embedding.weight") < 1e-6
+    kept = (4 / 16) ** 0.5  # it is drawn in all D directions
+    assert outside(stage.embedding.weight.detach(), confined, "embedding.weight") < outside_error(
+        confined.basis_DK, kept
+    )
     assert float(stage.embedding.weight.detach().norm(dim=1).mean()) == pytest.approx(4**0.5, rel=0.1)
 
 
@@ -142,8 +158,12 @@ def test_clipping_counts_only_what_is_followed() -> None:
     noise = 100 * torch.randn(DIM, IN)
     named["layers.0.attention.output.weight"].grad = noise - inside(noise, confined.basis_DK, 0)
     named["a"].grad = torch.tensor([0.3, 0.4])
-    assert adam.apply(1) == pytest.approx(0.5, rel=1e-3)
-    assert adam.state()["moment1/a"].tolist() == pytest.approx([0.03, 0.04], rel=1e-3)
+    u_DK = confined.basis_DK
+    left = float(product_error(u_DK, u_DK.T, u_DK, u_DK.T, noise).norm())  # inside, of a gradient of norm 700
+    assert left < 0.05
+    norm = adam.apply(1)
+    assert 0.5 * (1 - gamma(DIM * IN)) <= norm <= (0.5**2 + left**2) ** 0.5 * (1 + gamma(DIM * IN))
+    assert within(adam.state()["moment1/a"], torch.tensor([0.03, 0.04]), gamma(4) * 0.04)
 
 
 def test_the_state_before_the_first_step_has_the_shapes_of_the_later_ones() -> None:

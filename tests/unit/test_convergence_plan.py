@@ -11,6 +11,7 @@ import pytest
 from convergence.jobs import chosen_arms
 from convergence.plan import Cell, PlannedArm, choose_groups, parse_plan, read_plan
 from convergence.sweep import Phase, best_rate, due_cells, remaining_cells, sweep_rates
+from pipeline_bench.speedrun import ENTRANTS
 
 from protocol.errors import ConfigError, UserError
 
@@ -94,6 +95,19 @@ def test_groups_and_arms_are_chosen_by_name() -> None:
 def test_the_plan_of_this_repository_is_valid() -> None:
     groups = read_plan(ROOT / "scripts" / "convergence" / "plan.toml")
     assert all(any(arm.role == "dense" for arm in arms) for arms in groups.values())
+
+
+def test_the_arm_that_stands_for_the_public_form_is_trained_as_that_is() -> None:
+    """As the records of PluralisResearch/ProtocolNanoGPT: matrices by Muon, d / k = 6.4 in bfloat16, one embedding.
+
+    The speedrun's table names the same arm.
+    """
+    arms = [arm for arm in read_plan(ROOT / "scripts" / "convergence" / "plan.toml")["main"] if arm.role == "reparam"]
+    assert [arm.name for arm in arms] == [entrant.arm for entrant in ENTRANTS if entrant.name == "reparam"]
+    config = arms[0].base_config()
+    assert config.train.optimizer == "muon" and not config.boundary.stage_embeddings
+    assert (config.boundary.form, config.boundary.codec) == ("reparam", "bfloat16")
+    assert config.model.dim / config.boundary.rank == 6.4
 
 
 def train(arm: PlannedArm, loss_of: Any) -> list[tuple[Phase, Cell]]:

@@ -153,7 +153,7 @@ def test_the_page_is_the_text_with_its_figures(plan: dict[str, list[PlannedArm]]
 def test_every_table_and_picture_can_be_asked_for(plan: dict[str, list[PlannedArm]], file: Path) -> None:
     page = write(
         "{{time main}} {{sweep main}} {{horizons main}} {{meter}} {{plot main time}} {{plot main rates}} "
-        "{{plot main curves}}",
+        "{{plot main curves}} T: {{value main narrow public200}}",
         plan,
         file,
     )
@@ -162,7 +162,7 @@ def test_every_table_and_picture_can_be_asked_for(plan: dict[str, list[PlannedAr
     assert "| > " in page  # T of the arm that missed the target
     # reparam missed it within 80 steps of 2 x 160 bytes and ids, so the ratio to its T is below the ratio to those 80.
     below = 40 * math.sqrt(2) * fastest(2 * 64) / (80 * fastest(2 * 160))
-    assert f"| < {below:.3f} |" in page
+    assert f"| < {below:.3f} |" in page and f"T: < {below:.3f}" in page
     assert "100.505 s" in page
 
 

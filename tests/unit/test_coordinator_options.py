@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import socket
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peers.cli.coordinator import _way_on
-from peers.cli.coordinator_network import Opened, StartOptions, _dialable, _where, listened
-from peers.cli.launch import _check, _coordinator_arguments
+from peers.cli.coordinator import _way_on, start
+from peers.cli.coordinator_network import ANY_HOST, Opened, StartOptions, _dialable, _where, listened
+from peers.cli.launch import LaunchOptions, _check, _coordinator_arguments, launch
+from peers.cli.output import console
 from peers.run_folder import RunFolder
 from protocol.config import RunConfig, parse_config
 from protocol.errors import UserError
@@ -57,7 +61,7 @@ def test_a_forwarded_port_is_remembered_with_its_announcement(folder: RunFolder)
     announced, port = "/ip4/203.0.113.5/tcp/80", free_port()
     asked = options(port=port, announce=announced)
     folder.remember({"listen": listened(asked, folder, (f"{announced}/p2p/{ID}",))})
-    assert _where(Opened(folder, MANIFEST, KEY, 100, True), options()) == ("0.0.0.0", port, announced)
+    assert _where(Opened(folder, MANIFEST, KEY, 100, True), options()) == (ANY_HOST, port, announced)
 
 
 def test_a_remembered_port_that_is_taken_is_no_obstacle(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +100,31 @@ def test_verification_is_of_one_peer_a_stage() -> None:
 def test_launch_tells_its_coordinator_that_nobody_else_will_come(folder: RunFolder) -> None:
     arguments = _coordinator_arguments(None, folder, 50, True, 6)
     assert arguments[arguments.index("--wait-for") + 1] == "6" and "--no-newcomers" in arguments
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "lab", "copies"),
+    [({}, None, 0), ({"every": 4}, None, 0), ({"copies": 2}, None, 2), ({}, Path("labs/home-80.toml"), 1)],
+)
+def test_who_shares_a_disk_keeps_no_copies_unless_told_to(
+    checkpoint: dict[str, int],
+    lab: Path | None,
+    copies: int,
+    write_toml: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`launch` and the coordinator that it starts read the file each for itself; both must come to the same."""
+    file, shown = write_toml("run.toml", {"name": "isle", "checkpoint": checkpoint}), io.StringIO()
+    values: dict[str, Any] = dict.fromkeys(LaunchOptions.__slots__)
+    monkeypatch.setattr(console, "file", shown)
+    assert launch(file, LaunchOptions(**{**values, "print_config": True, "lab": lab})) == 0
+    launched = options(shared_cores=2, lab=lab, print_config=True)
+    assert start(file, launched) == 0
+    assert start(file, options(print_config=True)) == 0
+    texts = ["name" + text for text in shown.getvalue().split("name ")[1:]]
+    printed = [tomllib.loads(text)["checkpoint"]["copies"] for text in texts]
+    assert printed == [copies, copies, checkpoint.get("copies", 1)]
 
 
 def test_the_way_on_starts_as_many_peers(folder: RunFolder) -> None:

@@ -19,7 +19,7 @@ from protocol.model.engine import StageEngine
 from protocol.model.stage import whole_model_names
 from protocol.model.stage_sizes import stage_sizes, state_layout
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("one_thread")]
 
 FORMS = ("bottleneck", "projected", "reparam", "none")
 MOVING = {"basis": "moving", "move_every": 2, "move_rate": 0.3}

@@ -550,6 +550,45 @@ def test_where_nobody_new_will_come_a_lost_stage_ends_the_run(silent: bool) -> N
     assert told.end.reason.startswith("stage 1 lost its peer ben: " + ("" if silent else "out of memory"))
 
 
+def test_where_nobody_new_will_come_a_resumed_run_without_a_stages_state_ends() -> None:
+    """All are there who will ever be, and one stage's checkpoints are gone: it says so instead of waiting for ever."""
+    told = story(resume=True, end_when_starved=True, wait_for=2, checkpoint_every=10)
+    told.membership = Membership(told.terms, next_view=3, epoch=1, reached=60, done=60)
+    told.join("ann", held={0: (50, 60)})
+    told.join("ben")
+    told.beat(SETTLE_SECONDS - 2)
+    assert told.end is None, "somebody may bring it yet"
+    told.beat(4)
+    assert told.end is not None and told.end.failed and told.end.step == 60
+    assert "no step has checkpoints of all 2 stages" in told.end.reason and "stage 1: none" in told.end.reason
+
+
+def test_where_somebody_may_come_it_waits() -> None:
+    told = story(resume=True, wait_for=2, checkpoint_every=10)
+    told.membership = Membership(told.terms, next_view=3, epoch=1, reached=60, done=60)
+    told.join("ann", held={0: (50, 60)})
+    told.join("ben")
+    told.beat(10 * SETTLE_SECONDS)
+    assert told.end is None and "stage 1: none" in told.membership.waiting[1]
+
+
+def test_a_run_whose_steps_are_all_done_waits_for_nobody() -> None:
+    told = story("ann", "ben", last_step=5)
+    told.steps(5)
+    assert told.end is not None
+    told.reload()
+    told.feed(Tick())
+    assert told.end is not None and not told.end.failed and told.end.step == 5
+    assert told.end.reason == "all 5 steps were done before"
+
+
+def test_a_run_that_never_got_under_way_again_stands_where_it_stood() -> None:
+    told = story(resume=True, wait_for=2)
+    told.membership = Membership(told.terms, next_view=3, epoch=1, reached=62, done=60)
+    told.feed(Tick(), StopAsked())
+    assert told.end is not None and told.end.step == 60, "not `ended after step 0`"
+
+
 def test_where_nobody_new_will_come_a_surplus_replica_still_can() -> None:
     told = story("ann", "ben", "cat", end_when_starved=True)
     told.kill("ben")

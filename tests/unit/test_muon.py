@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rounding import gamma, magnitude, within
 from torch import nn
 
 from protocol.config import TrainConfig
-from protocol.muon import Muon, orthogonalise
+from protocol.muon import COEFFICIENTS, ITERATIONS, Muon, orthogonalise
 from protocol.optimizer import StageOptimizer
 
+pytestmark = pytest.mark.kernels
+
 SHAPES = [(16, 16), (16, 40), (40, 16), (1, 9), (9, 1)]
+RAISED = COEFFICIENTS[0] ** ITERATIONS  # by so much a singular value near 0, such as rounding leaves, is raised: 485
 
 
 def train_config(**values: object) -> TrainConfig:
@@ -40,25 +44,35 @@ def test_nothing_comes_of_nothing() -> None:
 
 def test_a_step_stays_in_the_span_of_its_gradient() -> None:
     """AdamW's does not: this is why a narrow boundary is filled by the one and not by the other."""
-    basis = torch.linalg.qr(torch.randn(32, 4, generator=torch.Generator().manual_seed(3)))[0]
-    gradient = basis @ torch.randn(4, 20, generator=torch.Generator().manual_seed(4))
+    basis = torch.linalg.qr(normal(32, 4, seed=3))[0]
+    coordinates = normal(4, 20, seed=4)
+    gradient = basis @ coordinates
     step = orthogonalise(gradient)
-    assert torch.allclose(basis @ (basis.T @ step), step, atol=1e-5)
+    # What rounding puts outside the span, in the gradient and in 3 products of each round, all of norm 1 or less.
+    roundings = 4 + 3 * 32 * ITERATIONS
+    error = RAISED * gamma(roundings, torch.float64) * magnitude(basis, coordinates).norm() / gradient.norm()
+    assert within(basis @ (basis.T @ step), step, error)
     signs = gradient.sign()
     assert float((signs - basis @ (basis.T @ signs)).norm() / signs.norm()) > 0.3
 
 
 def test_the_update_is_the_formula() -> None:
-    weight = nn.Parameter(torch.randn(12, 6, generator=torch.Generator().manual_seed(5)))
+    """In float64, for a step raises what rounding leaves; 12 x 6, so that three products round 12 times a number."""
+    weight = nn.Parameter(normal(12, 6, seed=5))
     muon = Muon([{"params": [weight], "weight_decay": 0.1}], lr=0.02, momentum=0.9)
-    wanted, m = weight.detach().clone(), torch.zeros(12, 6)
+    wanted, m = weight.detach().clone(), torch.zeros(12, 6, dtype=torch.float64)
     for seed in (6, 7):
-        g = torch.randn(12, 6, generator=torch.Generator().manual_seed(seed))
+        g = normal(12, 6, seed=seed)
         m = 0.9 * m + g
         wanted = wanted * (1 - 0.02 * 0.1) - 0.02 * 2**0.5 * orthogonalise(g + 0.9 * m)
         weight.grad = g
         muon.step()
-    assert torch.allclose(weight, wanted, atol=1e-6)
+    roundings = 2 * (8 + 3 * 12 * ITERATIONS)
+    assert within(weight, wanted, gamma(roundings, torch.float64) * (wanted.abs() + 2 * 0.02 * 2**0.5 * RAISED))
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def named() -> dict[str, nn.Parameter]:

@@ -198,7 +198,13 @@ def test_an_arm_runs_and_its_training_is_the_runs(
     reference, data = ReferenceRun(config), load_data(config)
     found = run_arm(run, arm, LINKS[0], terms)
     losses = [reference.step(step, [data.microbatch(config, step, index) for index in (0, 1)])[0] for step in (1, 2)]
-    assert found["losses"] == pytest.approx(losses[1], abs=2e-4)
+    # Coordinates are rounded to bfloat16, and a last bit decides where to: the update is the same to a thousandth of
+    # what it does to the loss.
+    untrained = [float(ReferenceRun(config).loss(data.microbatch(config, 2, index)).detach()) for index in (0, 1)]
+    effects = [before - after for before, after in zip(untrained, losses[1], strict=True)]
+    assert min(effects) > 0.01
+    for loss, expected, effect in zip(found["losses"], losses[1], effects, strict=True):
+        assert loss == pytest.approx(expected, abs=1e-3 * effect)
     assert found["tokens"] == config.tokens_per_step and found["cpu_seconds"] >= 0
     assert {file.name for file in (tmp_path / "torch-gpipe-unlimited").iterdir()} >= {"job.json", "result.json"}
     trace = json.loads((tmp_path / "torch-gpipe-unlimited.json").read_text())

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from rounding import gamma, within
 from stage_chain import MICROBATCHES, Tensors, backward, backward_basis, chain, copied, forward, microbatches, same
 from stage_chain import run_config as chain_config
 from stage_chain import train as train_alone
@@ -18,7 +19,7 @@ from protocol.errors import BadPart, RemoteError, RunFailed
 from protocol.model.engine import StageEngine
 from protocol.reference import ReferenceRun
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("one_thread")]
 
 FORMS = ("bottleneck", "projected", "reparam")
 STAGES = 3
@@ -60,8 +61,8 @@ def sum_up(stages: Replicas, step: int, routes: np.ndarray) -> list[float]:
     return losses
 
 
-def exchange(group: list[StageEngine], step: int) -> Tensors:
-    """Let each take the sum of all parts, and apply it; the mean gradients."""
+def exchange(group: list[StageEngine], step: int) -> tuple[bytes, Tensors]:
+    """Let each take the sum of all parts, and apply it; that sum, and the mean gradients."""
     parts = [bytes(engine.part(step)) for engine in group]
     totals, gradients = [], []
     for engine in group:
@@ -70,7 +71,7 @@ def exchange(group: list[StageEngine], step: int) -> Tensors:
         engine.apply(step)
     assert len(set(totals)) == 1 and len(totals[0]) == group[0].part_bytes(step)
     assert all(same(other, gradients[0]) for other in gradients)
-    return gradients[0]
+    return totals[0], gradients[0]
 
 
 def test_the_cases_below_clip() -> None:
@@ -86,14 +87,8 @@ def test_the_cases_below_clip() -> None:
 def train(stages: Replicas, step: int, routes: np.ndarray) -> tuple[list[float], Tensors]:
     losses, gradients = sum_up(stages, step, routes), {}
     for group in stages:
-        gradients |= exchange(group, step)
+        gradients |= exchange(group, step)[1]
     return losses, gradients
-
-
-def assert_near(found: Tensors, expected: Tensors, tolerance: float) -> None:
-    assert set(found) == set(expected)
-    for name, x in expected.items():
-        assert float((found[name] - x).norm()) <= tolerance * float(x.norm()), name
 
 
 def assert_all_equal(group: list[StageEngine]) -> None:
@@ -111,16 +106,48 @@ CASES = [
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize(("form", "optimizer", "moving"), CASES)
 def test_replicas_equal_one_another_and_one_process(form: str, optimizer: str, moving: bool, number: int) -> None:
+    """From any state that they reach, a step differs from one process's in the order of three additions alone.
+
+    Each step of the one process begins where the replicas are. Left to itself it would go its own way, and how far says
+    little: Muon raises what rounding left in a weak direction by up to 3.4445^5, nearly 500 times, in each step.
+    """
     config = run_config(form, optimizer, moving)
-    stages, reference = replicas(config, number), ReferenceRun(config)
+    stages, reference, alone = replicas(config, number), ReferenceRun(config), chain(config)
     for step in range(1, 7):
-        losses, gradients = train(stages, step, split(7, step, number))
-        expected_losses, expected = reference.step(step, microbatches(step))
-        assert losses == pytest.approx(expected_losses, rel=1e-5)
-        assert_near(gradients, expected, 1e-5)
-        for stage, group in enumerate(stages):
+        before = [copied(group[0].state()) for group in stages]
+        losses = sum_up(stages, step, split(7, step, number))
+        exchanged = [exchange(group, step) for group in stages]
+
+        expected_losses, expected, sizes = of_one_process(reference, before, step)
+        assert losses == expected_losses
+        gradients = {name: mean for _, of_stage in exchanged for name, mean in of_stage.items()}
+        assert set(gradients) == set(expected)
+        for name, mean in expected.items():
+            assert within(gradients[name], mean, 2 * gamma(MICROBATCHES) * sizes[name]), name
+
+        # The update of the same sums by an optimiser that has no replicas beside it: the same bits.
+        for stage, (group, engine) in enumerate(zip(stages, alone, strict=True)):
             assert_all_equal(group)
-            assert_near(group[0].state(), reference.state(stage), 1e-4)
+            engine.load(before[stage], step - 1)
+            engine.take_total(step, [exchanged[stage][0]])
+            engine.average()
+            engine.apply(step)
+            assert same(group[0].state(), engine.state())
+
+
+def of_one_process(
+    reference: ReferenceRun, states: list[Tensors], step: int
+) -> tuple[list[float], Tensors, dict[str, torch.Tensor]]:
+    """The step from `states`: losses, mean gradients, and the mean of the microbatches' absolute gradients."""
+
+    def begin() -> ReferenceRun:
+        for stage, state in enumerate(states):
+            reference.load(stage, copied(state), step - 1)
+        return reference
+
+    each = [begin().step(step, [ids])[1] for ids in microbatches(step)]
+    sizes = {name: torch.stack([g[name].double().abs() for g in each]).mean(0) for name in each[0]}
+    return *begin().step(step, microbatches(step)), sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -141,8 +168,9 @@ def test_replicas_of_a_bfloat16_model_are_equal(form: str, moving: bool) -> None
     config = run_config(form, moving=moving, dtype="bfloat16", codec="bfloat16")
     stages, reference = replicas(config, 3), ReferenceRun(config)
     for step in range(1, 6):
+        before = [copied(group[0].state()) for group in stages]
         losses, _ = train(stages, step, split(3, step, 3))
-        assert losses == pytest.approx(reference.step(step, microbatches(step))[0], rel=1e-2)
+        assert losses == of_one_process(reference, before, step)[0]
         for group in stages:
             assert_all_equal(group)
 
@@ -199,7 +227,9 @@ def test_a_part_is_the_gradients_in_the_order_of_their_names(dtype: str) -> None
                 assert np.abs(pull).max() > 0
             gradients = engine.average()
             flat = torch.cat([gradients[name].flatten().float() for name in sorted(gradients)]).numpy()
-            assert part / MICROBATCHES == pytest.approx(flat, rel=1e-2 if dtype == "bfloat16" else 1e-6)
+            # Both divide the sum by their number, and the mean is rounded once to the model's type.
+            wanted = torch.from_numpy(part.astype(np.float64)) / MICROBATCHES
+            assert within(flat, wanted, (gamma(1) + gamma(1, getattr(torch, dtype))) * wanted.abs())
             engine.apply(step)
             if step == 2:
                 assert basis.tobytes() == engine.state()["basis/U"].numpy().tobytes()

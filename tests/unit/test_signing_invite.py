@@ -133,7 +133,7 @@ def encoded(value: Any) -> str:
 
 @pytest.mark.parametrize("padding", range(4))
 def test_an_invite_survives_whatever_its_length(padding: int) -> None:
-    invite = replace(INVITE, run_id="r" * (padding + 1))
+    invite = replace(INVITE, run_id="r" * padding + INVITE.run_id)
     assert Invite.parse(str(invite)) == invite
     assert not set(str(invite)) & set("+/= '\"")
 
@@ -253,3 +253,36 @@ def test_other_data_is_told_apart_with_a_way_out() -> None:
     with pytest.raises(UserError) as caught, remedied(of_volunteer(None, None, None)):
         check_data(own, "cd" * 32)
     assert "text books" in str(caught.value) and "--data" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "run_id",
+    [
+        "../../escaped",
+        "/etc/run-0123456789ab",
+        "tiny",
+        "tiny-0123456789AB",
+        "tiny-0123456789ab/..",
+        "a b-0123456789ab",
+        "",
+    ],
+)
+def test_an_invite_whose_run_id_is_no_name_of_a_folder_is_refused(run_id: str) -> None:
+    """It made folders outside `runs/`."""
+    with pytest.raises(UserError, match="do not trust it"):
+        Invite.parse(encoded([run_id, KEY.public, list(INVITE.addresses)]))
+
+
+@pytest.mark.parametrize(
+    ("key", "addresses"),
+    [("x" * 64, ["/ip4/10.0.0.1/tcp/1"]), (KEY.public, ["/ip4/10.0.0.1/tcp/1"] * 65), (KEY.public, ["/" + "x" * 400])],
+)
+def test_what_else_a_stranger_writes_into_an_invite_is_bounded(key: str, addresses: list[str]) -> None:
+    with pytest.raises(UserError, match="do not trust it"):
+        Invite.parse(encoded([INVITE.run_id, key, addresses]))
+
+
+def test_what_a_stranger_writes_into_an_invite_does_not_reach_the_terminal() -> None:
+    with pytest.raises(UserError) as caught:
+        Invite.parse(encoded(["\x1b[2J\u202e", KEY.public, list(INVITE.addresses)]))
+    assert "\x1b" not in str(caught.value) and "\u202e" not in str(caught.value)

@@ -13,6 +13,8 @@ from protocol.blob import Blob, BlobKey, BlobKind
 from protocol.effects import Compute, Reduce
 from protocol.work import APPLY, PART, Action, Verb
 
+pytestmark = pytest.mark.kernels
+
 MICROBATCHES = 4
 
 

@@ -15,6 +15,8 @@ from protocol.model.stage import Stage, whole_model_names
 from protocol.model.stage_embedding import hash_pairs, stage_embedding
 from protocol.reference import ReferenceRun
 
+pytestmark = pytest.mark.kernels
+
 KINDS = {"table": 300 * 8, "low_rank": 300 * 5 + 5 * 8, "bigram": 5 * 8}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from peers.screen import in_all_line
 from peers.step_reports import StepReport, WireTotals, summarise
 from peers.transport import TrafficCounters
 from protocol.config import parse_config
@@ -140,6 +141,9 @@ def test_the_summary_by_hand() -> None:
         "chunk_payload_bytes": 5000,
         "chunk_header_bytes": 40,
         "overhead_fraction": pytest.approx(324 / 1080),
+        "all_bytes": 6444,
+        "dense_bf16_bytes": 2 * 128 * 60,
+        "ratio_of_all_to_dense_bf16": pytest.approx(15_360 / 6444),
         "declared_ratio": {  # 4 microbatches of 150 and 120 bytes
             "forward": pytest.approx(720 / 600),
             "backward": pytest.approx(600 / 480),
@@ -148,6 +152,15 @@ def test_the_summary_by_hand() -> None:
         "tokens": 60,
         "totals": (600, 120, 480, 120, 84, 5000, 40),
     }
+
+
+def test_both_ratios_are_told() -> None:
+    """What crosses the boundary may be the smaller part of what is sent: the first ratio alone would mislead."""
+    wire = summarise(TWO, [], WireTotals(600, 120, 480, 120, 84, 5000, 40), 60, (150, 120))["wire"]
+    assert in_all_line(wire) == "6,444 bytes sent, whatever for; dense bf16 boundaries alone 15,360: 2.4x less"
+    assert wire["ratio_of_all_to_dense_bf16"] < wire["ratio_to_dense_bf16"]
+    wire = summarise(TWO, [], WireTotals(chunk_payload=30_720), 60, (150, 120))["wire"]
+    assert in_all_line(wire).endswith(": 2.0x more")
 
 
 def test_the_summary_passes_over_rows_without_a_loss() -> None:

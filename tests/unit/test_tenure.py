@@ -40,9 +40,9 @@ def taken(view: View, held: dict[int, list[int]], monkeypatch: pytest.MonkeyPatc
     parts, inbox, key = MagicMock(), MagicMock(), SigningKey.generate()
     parts.transport.peer_id = "a"
     parts.files.held.return_value = held
-    parts.files.forget_after = AsyncMock()
+    parts.files.forget_after, parts.files.follow = AsyncMock(), AsyncMock()
     inbox.release.return_value = []
-    served = tenure.Tenure(parts, key.public, inbox, MagicMock(), MagicMock())
+    served = tenure.Tenure(parts, key.public, inbox, MagicMock(), MagicMock(), MagicMock())
     asyncio.run(served.take(key.sign(VIEW, view.to_json()).decode()))
     return parts
 

@@ -15,6 +15,7 @@ from itertools import product
 
 import pytest
 import torch
+from rounding import FLOAT32_OVER_FLOAT64, SAME_MODEL, gamma, magnitude, within
 
 import protocol.model.layers
 from compression.basis import inside, random_basis
@@ -23,7 +24,7 @@ from compression.seeded import normal
 from protocol.config import RunConfig, parse_config
 from protocol.model.stage import Stage, confinement, whole_model_names
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("one_thread")]
 
 SEED, BATCH, LENGTH, VOCAB, DIM, HEADS, RANK, BASE, EPSILON = 11, 2, 7, 257, 24, 4, 5, 100.0, 1e-3
 Weights = dict[str, torch.Tensor]
@@ -242,7 +243,7 @@ def test_loss_and_gradients_equal_the_textbooks(
     form: str, fixed: bool, stage_embeddings: bool, kv_heads: int, qk_norm: bool
 ) -> None:
     loss, gradient = differences(run_config(form, fixed, stage_embeddings, kv_heads, qk_norm), torch.float64)
-    assert loss < 1e-10 and gradient < 1e-10
+    assert loss < SAME_MODEL and gradient < SAME_MODEL
 
 
 @pytest.mark.usefixtures("double")
@@ -250,21 +251,21 @@ def test_loss_and_gradients_equal_the_textbooks(
 @pytest.mark.parametrize("stages", [1, 2, 6])
 def test_however_the_model_is_cut(form: str, stages: int) -> None:
     loss, gradient = differences(run_config(form, layers=6, stages=stages), torch.float64)
-    assert loss < 1e-10 and gradient < 1e-10
+    assert loss < SAME_MODEL and gradient < SAME_MODEL
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("form", ["bottleneck", "reparam"])
 def test_a_scaled_basis(form: str) -> None:
     loss, gradient = differences(run_config(form, scaled=True), torch.float64)
-    assert loss < 1e-10 and gradient < 1e-10
+    assert loss < SAME_MODEL and gradient < SAME_MODEL
 
 
 @pytest.mark.usefixtures("double")
 def test_projected_equals_a_model_without_any_boundary() -> None:
     """If weights lie in span(U), then the loss is that of the plain model, and so are all gradients inside the span.
 
-    To 1e-6: U is orthonormal to float32, and its projection stands in the chain only.
+    But for that U is orthonormal to float32, and its projection stands in the chain only, once for each boundary.
     """
     stages = [stage.double() for stage in built(run_config("projected"))]
     confined = {name: c for stage in stages if (c := confinement(stage)) for name in c.axes}
@@ -280,17 +281,21 @@ def test_projected_equals_a_model_without_any_boundary() -> None:
     weights = weights_of(stages)
     expected = Textbook(run_config("projected"), weights).loss(sample())
     expected.backward()
-    assert len(confined) == 6 and loss == pytest.approx(float(expected.detach()), rel=1e-6)
+    basis_error = 2 * gamma(2) * float(torch.linalg.matrix_norm(random_basis(DIM, RANK, SEED).abs(), 2)) ** 2
+    assert len(confined) == 6 and loss == pytest.approx(float(expected.detach()), rel=basis_error)
     for name, weight in weights.items():
         assert weight.grad is not None and weight.grad.norm() > 1e-6, name
         difference = followed(name, gradients[name]) - followed(name, weight.grad)
-        assert difference.norm() < 1e-5 * weight.grad.norm(), name
+        assert difference.norm() < 10 * basis_error * weight.grad.norm(), name
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_in_float32_to_the_designs_bar(form: str) -> None:
+def test_in_float32_to_the_designs_bar(form: str, request: pytest.FixtureRequest) -> None:
+    """And no further off than rounding is: that of float64, scaled; it is alike to within a factor of 2."""
     loss, gradient = differences(run_config(form), torch.float32)
-    assert loss < 1e-5 and gradient < 1e-5
+    request.getfixturevalue("double")
+    rounding = FLOAT32_OVER_FLOAT64 * max(differences(run_config(form), torch.float64))
+    assert max(loss, gradient) < min(1e-5, 10 * rounding)
 
 
 class Unconfined(Textbook):
@@ -335,10 +340,12 @@ def test_confined_writes_lie_in_the_span() -> None:
         x_TD = x_TD + whole.attention(layer, 0, x_TD)
         x_TD = x_TD + whole.feed_forward(layer, 0, x_TD)
     r_TD = x_TD - whole.E_fixed[t]
-    assert (r_TD - r_TD @ whole.U_DK @ whole.U_DK.T).norm() < 1e-6 * r_TD.norm()
-    c_TK = stages[0](t[None], None)[0]
-    assert (r_TD @ whole.U_DK - c_TK).norm() < 1e-6 * c_TK.norm()  # U is orthonormal to float32
-    assert (c_TK @ whole.U_DK.T - r_TD).norm() < 1e-13 * r_TD.norm()
+    c_TK, u_DK = stages[0](t[None], None)[0], whole.U_DK
+    # U is orthonormal to float32: U^T U is off by the rounding of two factors. All else is rounded in float64.
+    more = SAME_MODEL * c_TK.norm()
+    assert within(c_TK @ u_DK.T, r_TD, more)
+    assert within(r_TD @ u_DK, c_TK, gamma(2) * magnitude(c_TK, u_DK.T, u_DK) + more)
+    assert within(r_TD @ u_DK @ u_DK.T, r_TD, gamma(2) * magnitude(c_TK, u_DK.T, u_DK, u_DK.T) + more)
 
 
 @pytest.mark.parametrize("base", [100.0, 10000.0])
@@ -346,4 +353,6 @@ def test_rotary_angles(base: float) -> None:
     cos, sin = protocol.model.layers.rotary_angles(LENGTH, 6, base, torch.device("cpu"))
     expected = exact_angles(LENGTH, 6, base, torch.device("cpu"))
     assert cos.dtype == sin.dtype == torch.float32
-    assert torch.allclose(cos.double(), expected[0], atol=1e-6) and torch.allclose(sin.double(), expected[1], atol=1e-6)
+    # A power, good to a few units in the last place, and two products; neither curve is steeper than 1.
+    error = gamma(8) * (1 + torch.arange(LENGTH, dtype=torch.float64))[:, None]
+    assert within(cos, expected[0], error) and within(sin, expected[1], error)

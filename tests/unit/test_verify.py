@@ -16,6 +16,8 @@ from peers.verify import TOLERANCE, Difference, verify
 from protocol.errors import RunFailed
 from protocol.reference import ReferenceRun
 
+pytestmark = pytest.mark.kernels
+
 Keep = Callable[[Any, Path, int], None]
 
 

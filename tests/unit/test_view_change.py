@@ -67,8 +67,8 @@ def test_another_last_step() -> None:
 
 def test_agreement_is_by_stage_and_step_and_bounded() -> None:
     agreement = Agreement()
-    agreement.note(0, 7, "x")
-    agreement.note(0, 7, "")
+    agreement.note(0, 7, "x", "ann")
+    agreement.note(0, 7, "", "ben")
     assert agreement.agrees(0, 7, "x") is True
     assert agreement.agrees(0, 7, "y") is False
     assert (
@@ -77,10 +77,10 @@ def test_agreement_is_by_stage_and_step_and_bounded() -> None:
         and agreement.agrees(0, 7, "") is None
     )
     for step in range(8, 8 + STEPS_KEPT):
-        agreement.note(0, step, "x")
+        agreement.note(0, step, "x", "ann")
     assert agreement.agrees(0, 7, "x") is None and agreement.agrees(0, 8, "x") is True
-    agreement.clear()
-    assert agreement.agrees(0, 8, "x") is None
+    agreement.clear_after(8)
+    assert agreement.agrees(0, 8, "x") is True and agreement.agrees(0, 9, "x") is None
 
 
 def test_what_is_held_against_a_session_ends_with_it() -> None:
@@ -88,8 +88,8 @@ def test_what_is_held_against_a_session_ends_with_it() -> None:
     assert conduct.begin("ann", "1", 0.0) == ""
     conduct.bar("ann", "noise")
     assert conduct.begin("ann", "1", 0.0) == "noise"
-    assert Conduct.from_json(conduct.to_json()).begin("ann", "1") == "noise"
-    assert conduct.begin("ann", "2") == "" and conduct.begin("ann", "1", 0.0) == ""
+    assert Conduct.from_json(conduct.to_json(), {}).begin("ann", "1", 0.0) == "noise"
+    assert conduct.begin("ann", "2", 0.0) == "" and conduct.begin("ann", "1", 0.0) == ""
 
 
 def test_resynchronisations_count_where_they_are_close() -> None:
