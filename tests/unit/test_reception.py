@@ -54,7 +54,7 @@ class Door:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
         peer = (await reader.readline()).decode().strip()
-        await self.reception.accept(peer, reader, writer)
+        await self.reception.accept(peer, "", reader, writer)
         self.open -= 1
 
     async def stream(self, peer: str, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
