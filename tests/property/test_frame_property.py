@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol import strict_json
 from protocol.blob import DIGEST_BYTES, Blob, BlobKey, BlobKind, Meta, Offer
 from protocol.effects import AskChunk, SendChunk, SendGone, SendOffer, SendTaken, SendUsed, SendWant, WantBlob
 from protocol.errors import BadFrame
@@ -152,3 +154,48 @@ def test_a_message_with_one_part_replaced_is_a_message_or_a_bad_frame(said: Any,
         return
     if isinstance(event, Offered):
         assert Offer.from_json(json.loads(json.dumps(event.offer.to_json()))) == event.offer
+
+
+# What strangers send to be parsed
+
+SHAPES = st.sampled_from([b"[", b"{", b"[]", b"{}", b",", b":", b'""', b'"', b"\\", b"0", b'"a":', b"]", b"}", b"1e9"])
+BOMBS = st.builds(
+    lambda head, unit, times, tail: head + unit * times + tail, SHAPES, SHAPES, st.integers(0, 400), SHAPES
+)
+HOSTILE_JSON = st.lists(BOMBS, max_size=6).map(b"".join) | st.lists(SHAPES, max_size=200).map(b"".join)
+
+
+def depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return int(isinstance(value, dict | list)) + max(map(depth, inner), default=0)
+
+
+def count(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(count, inner))
+
+
+@given(HOSTILE_JSON, st.integers(1, 300))
+def test_what_is_parsed_is_small_and_shallow_and_all_else_is_a_value_error(raw: bytes, elements: int) -> None:
+    try:
+        value = strict_json.loads(raw, elements)
+    except ValueError:
+        return
+    assert depth(value) <= strict_json.MOST_DEPTH and count(value) <= 2 * elements + strict_json.MOST_DEPTH + 1
+
+
+@given(JSON)
+def test_whatever_peers_send_each_other_is_within_the_bounds(value: Any) -> None:
+    text = json.dumps(value)
+    if depth(value) <= strict_json.MOST_DEPTH:
+        assert strict_json.loads(text.encode()) == value
+        assert strict_json.loads(json.dumps({"type": "view", "record": 50 * text}).encode())["record"] == 50 * text
+
+
+@pytest.mark.parametrize(
+    "bomb", [b"[" + b"[]," * 349_000 + b"[]]", b"[" * 500_000 + b"]" * 500_000, b'["' + b'","' * 300_000]
+)
+def test_bombs_are_refused_before_they_are_parsed(bomb: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    with pytest.raises(BadFrame):
+        parse_control(bomb)
