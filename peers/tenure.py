@@ -21,6 +21,8 @@ from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
+MOST_MET = 2000  # peers of former views
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -47,6 +49,7 @@ class Tenure:
         self.worker: StageWorker | None = None
         self.view: View | None = None
         self._record = ""
+        self._met: frozenset[str] = frozenset()  # who was in any view
         self._misled = 0
 
     @property
@@ -163,7 +166,9 @@ class Tenure:
             self.worker.rates.told = seconds
 
     def _tell_view(self, peer: str) -> None:
-        self._parts.send(peer, control({"type": "view", "record": self._record}))
+        """Send the newest view to one who acts on an older one; a stranger gets none, for it is much for little."""
+        if peer in self._met:
+            self._parts.send(peer, control({"type": "view", "record": self._record}))
 
     async def close(self) -> None:
         """Let go of the stage."""
