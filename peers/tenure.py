@@ -84,6 +84,7 @@ class Tenure:
         me, served = self._parts.transport.peer_id, self.worker is not None
         stage, back = view.stage_of(me), view.goes_back(self.view, me)
         former, self.view, self._record = self.view, view, record
+        self._met = view.everybody() | (self._met if len(self._met) < MOST_MET else frozenset())
         self._neighbours.changed(view, stage)
         await self._let_go(view)
         if back:  # only now: what the former worker was about may have been a checkpoint
