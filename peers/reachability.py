@@ -17,9 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from peers.addresses import is_loopback, reachable_from
+from peers.refusal_log import RefusalLog
 from peers.transport import Transport
 from protocol.frame import control
-from protocol.membership_events import JoinAsked, short_peer
+from protocol.membership_events import JoinAsked
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Reachability:
         self._known: dict[str, tuple[str, tuple[str, ...], bool]] = {}  # session, addresses, whether they lead there
         self._dialling: set[str] = set()
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._refusals = RefusalLog(logger)
 
     def asked(self, event: JoinAsked) -> None:
         """`event` came. It is handed on at once, or when its addresses have been tried."""
@@ -80,5 +82,5 @@ class Reachability:
             f"nobody can reach this peer at {claimed}: forward the port to it and say so (--port, --announce), or join "
             "with --no-listen; until then it is treated as if --no-listen were given"
         )
-        logger.warning("peer %s cannot be reached at %s", short_peer(event.peer), claimed)
+        self._refusals.note(event.peer, f"this peer cannot be reached at {claimed}")
         self._transport.send(event.peer, control({"type": "notice", "text": text}))

@@ -20,6 +20,7 @@ from peers.background import Background
 from peers.compute import ComputeThread
 from peers.coordinator_messages import failed_message
 from peers.link_rates import LinkRates
+from peers.refusal_log import RefusalLog
 from peers.stage_compute import ComputeParts, Spoilt, StageCompute
 from peers.stage_credits import StageCredits
 from peers.stage_files import StageFiles
@@ -56,7 +57,6 @@ from protocol.effects import (
 from protocol.errors import NotFinite
 from protocol.events import Computed, Event, Spoiled, StateFound
 from protocol.frame import Coded, Frame, Header
-from protocol.membership_events import short_peer
 from protocol.messages import to_frame
 from protocol.schedule import learning_rate
 from protocol.stage_machine import StageMachine
@@ -117,7 +117,7 @@ class StageWorker:
         tell_view: Callable[[str], None],
         misled: int = 0,
     ) -> None:
-        self._tell_view = tell_view
+        self._tell_view, self._refusals = tell_view, RefusalLog(logger)
         self._parts, self.stage, self.epoch, self.start = parts, stage, epoch, replica.start
         config = parts.config
         self.machine = StageMachine(parts.transport.peer_id, rules_of(config), replica.start, lacking, misled)
@@ -227,7 +227,7 @@ class StageWorker:
                 logger.warning("the replicas' weights differ before step %d: %s", step, dict(hashes))
                 tell({"type": "differs", "step": step, "hashes": dict(hashes)})
             case Accuse(peer, reason, state):
-                logger.warning("what %s sent is no use: %s", short_peer(peer), reason)
+                self._refusals.note(peer, f"what it sent is no use: {reason}")
                 tell({"type": "accuse", "peer": peer, "reason": reason[:300], "state": state})
             case Irreplaceable(epoch, step, reason):
                 logger.warning("the run must go back: %s", reason)
@@ -240,7 +240,7 @@ class StageWorker:
     def _refuse(self, refusal: Refuse) -> None:
         # Around every new view some frames are of the old one.
         level = logging.INFO if refusal.stale else logging.WARNING
-        logger.log(level, "refused what %s sent: %s", short_peer(refusal.peer), refusal.reason)
+        self._refusals.note(refusal.peer, f"refused what it sent: {refusal.reason}", level)
         if refusal.stale and self.machine.view is not None:
             if self._told[0] != self.machine.view.number:
                 self._told = self.machine.view.number, set()

@@ -21,6 +21,8 @@ from protocol.view import View
 
 logger = logging.getLogger(__name__)
 
+MOST_MET = 2000  # peers of former views
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -47,6 +49,7 @@ class Tenure:
         self.worker: StageWorker | None = None
         self.view: View | None = None
         self._record = ""
+        self._met: frozenset[str] = frozenset()  # who was in any view
         self._misled = 0
 
     @property
@@ -81,6 +84,7 @@ class Tenure:
         me, served = self._parts.transport.peer_id, self.worker is not None
         stage, back = view.stage_of(me), view.goes_back(self.view, me)
         former, self.view, self._record = self.view, view, record
+        self._met = view.everybody() | (self._met if len(self._met) < MOST_MET else frozenset())
         self._neighbours.changed(view, stage)
         await self._let_go(view)
         if back:  # only now: what the former worker was about may have been a checkpoint
@@ -163,7 +167,9 @@ class Tenure:
             self.worker.rates.told = seconds
 
     def _tell_view(self, peer: str) -> None:
-        self._parts.send(peer, control({"type": "view", "record": self._record}))
+        """Send the newest view to one who acts on an older one; a stranger gets none, for it is much for little."""
+        if peer in self._met:
+            self._parts.send(peer, control({"type": "view", "record": self._record}))
 
     async def close(self) -> None:
         """Let go of the stage."""

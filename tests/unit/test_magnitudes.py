@@ -21,6 +21,8 @@ from protocol.model.payload import codecs
 from protocol.model.stage_sizes import BASIS
 from protocol.optimizer import _clip
 
+pytestmark = pytest.mark.kernels
+
 FLOAT = CastCodec("float32", *CASTS["float32"])
 
 

@@ -42,7 +42,7 @@ def taken(view: View, held: dict[int, list[int]], monkeypatch: pytest.MonkeyPatc
     parts.files.held.return_value = held
     parts.files.forget_after, parts.files.follow = AsyncMock(), AsyncMock()
     inbox.release.return_value = []
-    served = tenure.Tenure(parts, key.public, inbox, MagicMock(), MagicMock(), MagicMock())
+    parts.served = served = tenure.Tenure(parts, key.public, inbox, MagicMock(), MagicMock(), MagicMock())
     asyncio.run(served.take(key.sign(VIEW, view.to_json()).decode()))
     return parts
 
@@ -57,3 +57,11 @@ def test_a_stage_that_cannot_be_built_from_nothing_is_an_error(monkeypatch: pyte
     first = View(1, 1, 9, ((Replica("a"),), (Replica("b"),)))
     with pytest.raises(RunFailed):
         taken(first, {}, monkeypatch)
+
+
+def test_the_view_is_told_to_those_of_any_view_and_to_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = taken(RESTORED, {}, monkeypatch)
+    for peer in ("stranger", "b"):
+        parts.served._tell_view(peer)
+    ((told, _),) = [call.args for call in parts.send.call_args_list]
+    assert told == "b"
