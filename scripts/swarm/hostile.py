@@ -24,7 +24,7 @@ from swarm.processes import COORDINATOR, REPOSITORY, Swarm, last_line, wait_unti
 from swarm.script import Act
 from swarm.traces import traces
 
-FIRST, LAST = 5, 140  # steps after the beginning: when it comes, and when the run ends
+FIRST, LAST = 5, 180  # steps after the beginning: when it comes, and when the run ends
 LEAST_PART = 0.5  # of the undisturbed steps per second
 MOST_LOG_BYTES = 2_000_000  # of one honest process
 MOST_DESCRIPTORS, MOST_MEMORY = 400, 700_000_000  # of the coordinator's process: descriptors, resident bytes

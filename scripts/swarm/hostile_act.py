@@ -11,6 +11,7 @@ import json
 import random
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ class Hostile:
 
     def began(self) -> None:
         """The harm begins: from now on it is measured."""
-        (self.folder / "began").touch()
+        with suppress(FileExistsError):
+            (self.folder / "began").touch(exist_ok=False)
 
     def tell(self, message: Any, transport: Transport | None = None) -> None:
         """Send the coordinator a control message, of any content."""
