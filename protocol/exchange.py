@@ -6,7 +6,8 @@
 
 A donor that was asked in vain gets one chunk at a time until it answers again, so that it does not hold the rest up.
 After the second time it is no donor until it offers again: it may have given the blob up.
-A chunk whose digest is wrong is asked for again elsewhere; its donor is not asked for that blob any more.
+A chunk whose digest is wrong is asked for again elsewhere, and its donor no more for that blob; a donor that is alone
+is asked again. One that has sent MOST_WRONG such chunks and no right one in between is to blame: no line does that.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ from protocol.blob import Blob, BlobKey, Offer, chunk_bytes, fits
 from protocol.effects import AskChunk
 from protocol.frame import Buffer
 
+MOST_WRONG = 4  # wrong chunks of one donor, one after the other
 WINDOW = 8  # chunks under way from one donor: 2 MiB, enough for 160 Mbit/s at a round trip of 100 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What follows from a chunk: what to ask next, the blob if it is whole now, and who had offered it."""
+    """What follows from a chunk: what to ask next, the blob if it is whole now, and who had offered it.
+
+    `wrong`: what is wrong with it; `of`: of which blob it is then; `hopeless`: its donor sends nothing else.
+    """
 
     asks: list[AskChunk]
     blob: Blob | None = None
     donors: tuple[str, ...] = ()
     wrong: str = ""
+    of: BlobKey | None = None
+    hopeless: bool = False
 
 
 @dataclass(slots=True)
@@ -67,6 +74,7 @@ class Exchange:
         self._shelf: dict[bytes, _Shelved] = {}
         self._fetches: dict[bytes, _Fetch] = {}
         self._in_vain: set[str] = set()
+        self._wrong: dict[str, int] = {}  # by donor, since its last right chunk
 
     # Giving
 
@@ -137,10 +145,10 @@ class Exchange:
         if fetch is None or donor not in fetch.donors or index in fetch.here:
             return Arrival([])
         if not fits(fetch.offer, index, data):
-            self._part(fetch, donor)
-            return Arrival(self._ask(), wrong=f"chunk {index} of {fetch.offer.key} does not have the offered digest")
+            return self._wrong_chunk(fetch, donor, index)
         asked = fetch.under_way.pop(index, None)
         self._in_vain.discard(donor)
+        self._wrong.pop(donor, None)
         fetch.put(index, data)
         if asked is None:  # it was asked in vain, and comes after all
             fetch.pending.remove(index)
@@ -148,6 +156,19 @@ class Exchange:
             return Arrival(self._ask())
         del self._fetches[blob]
         return Arrival(self._ask(), Blob(fetch.offer, fetch.data), tuple(fetch.donors))
+
+    def _wrong_chunk(self, fetch: _Fetch, donor: str, index: int) -> Arrival:
+        self._wrong[donor] = self._wrong.get(donor, 0) + 1
+        hopeless = self._wrong[donor] >= MOST_WRONG
+        if hopeless:
+            del self._wrong[donor]
+
+        if hopeless or len(fetch.donors) > 1:
+            self._part(fetch, donor)
+        elif fetch.under_way.pop(index, None) is not None:
+            fetch.pending.append(index)
+        wrong = f"chunk {index} of {fetch.offer.key} does not have the offered digest"
+        return Arrival(self._ask(), wrong=wrong, of=fetch.offer.key, hopeless=hopeless)
 
     def again(self) -> list[AskChunk]:
         """Nothing came for long: ask again for what is under way, others first."""
@@ -171,6 +192,7 @@ class Exchange:
         """Only these are left in the run: what was asked of others is asked elsewhere."""
         present = set(peers)
         self._in_vain &= present
+        self._wrong = {donor: count for donor, count in self._wrong.items() if donor in present}
         for fetch in self._fetches.values():
             for donor in [donor for donor in fetch.donors if donor not in present]:
                 self._part(fetch, donor)

@@ -210,7 +210,9 @@ class StageMachine:
     def _chunk_arrived(self, event: ChunkArrived) -> list[Effect]:
         arrival = self._exchange.arrived(event.peer, event.blob, event.index, event.data)
         effects: list[Effect] = [*arrival.asks]
-        if arrival.wrong:
+        if arrival.hopeless and arrival.of is not None:
+            effects.append(Accuse(event.peer, arrival.wrong, state=arrival.of.kind is BlobKind.STATE))
+        elif arrival.wrong:
             effects.append(Refuse(event.peer, arrival.wrong))
         if arrival.blob is not None and arrival.blob.key.kind is BlobKind.STATE:
             effects += self._states.arrived(arrival.blob, arrival.donors)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from protocol.blob import CHUNK_BYTES, Blob, BlobKey, BlobKind, Meta
 from protocol.effects import AskChunk
-from protocol.exchange import WINDOW, Arrival, Exchange
+from protocol.exchange import MOST_WRONG, WINDOW, Arrival, Exchange
 
 KEY = BlobKey(BlobKind.STATE, 1, 4)
 CHUNKS = 30
@@ -298,3 +298,34 @@ def test_what_is_past_is_not_fetched_and_what_is_abandoned_stays_on_the_shelf() 
     exchange.fetch(blob(1).offer, "ann")
     exchange.forget(lambda key: key == KEY)
     assert len(exchange) == 0
+
+
+def test_a_donor_that_is_alone_and_gives_wrong_bytes_is_asked_again_and_then_known_for_it() -> None:
+    """A peer that handed out a part with a byte changed in each chunk held its stage up for ever."""
+    exchange = Exchange()
+    small = blob(chunks=2)
+    asks, arrivals = exchange.fetch(small.offer, "eve"), []
+    while asks:
+        ask = asks.pop(0)
+        arrivals.append(exchange.arrived(ask.peer, ask.blob, ask.index, b"wrong"))
+        asks += arrivals[-1].asks
+    assert [arrival.hopeless for arrival in arrivals].index(True) == MOST_WRONG - 1
+    assert arrivals[MOST_WRONG - 1].of == KEY and not exchange.has_donors(KEY)
+
+
+def test_one_wrong_chunk_of_a_donor_that_is_alone_is_a_chunk_more() -> None:
+    exchange = Exchange()
+    first, *asks = exchange.fetch(BLOB.offer, "ann")
+    arrival = exchange.arrived(first.peer, first.blob, first.index, b"noise")
+    assert not arrival.hopeless and arrival.wrong
+    assert pump(exchange, [*asks, *arrival.asks]).blob == BLOB
+
+
+def test_right_chunks_in_between_make_wrong_ones_forgotten() -> None:
+    exchange = Exchange()
+    asks = exchange.fetch(BLOB.offer, "ann")
+    for _ in range(2 * MOST_WRONG):
+        ask = asks.pop(0)
+        arrival = exchange.arrived(ask.peer, ask.blob, ask.index, b"noise")
+        assert not arrival.hopeless
+        asks += [*arrival.asks, *give(exchange, asks.pop(0)).asks]

@@ -36,6 +36,7 @@ from protocol.events import (
     Stalled,
     ViewChanged,
 )
+from protocol.exchange import MOST_WRONG
 from protocol.frame import Kind
 from protocol.replication import FETCHED_AHEAD, KEPT_FOR_FOLLOWERS, KEPT_TOTALS
 from protocol.route import routes
@@ -483,11 +484,21 @@ def test_chunks_are_given_to_members_only() -> None:
     assert [type(e) for e in machine.handle(ChunkAsked("b", offer.id, 1))] == [Refuse]
 
 
-def test_a_part_with_a_wrong_chunk_is_refused_and_asked_for_again_after_a_stall() -> None:
+def test_a_part_with_a_wrong_chunk_is_refused_and_asked_for_again_at_once() -> None:
     machine = complete()
     machine.handle(Offered("b", 1, THEIRS.offer))
-    (refusal,) = machine.handle(ChunkArrived("b", THEIRS.offer.id, 0, b"?" * 600))
+    again, refusal = machine.handle(ChunkArrived("b", THEIRS.offer.id, 0, b"?" * 600))
+    assert again == AskChunk("b", THEIRS.offer.id, 0)
     assert isinstance(refusal, Refuse) and "offered digest" in refusal.reason
+    assert len(applies(machine.handle(ChunkArrived("b", THEIRS.offer.id, 0, THEIRS.chunk(0))))) == 1
+
+
+def test_who_gives_nothing_but_wrong_chunks_of_its_part_is_accused_and_asked_again_after_a_stall() -> None:
+    machine = complete()
+    machine.handle(Offered("b", 1, THEIRS.offer))
+    effects = [e for _ in range(MOST_WRONG) for e in machine.handle(ChunkArrived("b", THEIRS.offer.id, 0, b"?" * 600))]
+    (accusation,) = [e for e in effects if isinstance(e, Accuse)]
+    assert (accusation.peer, accusation.state) == ("b", False) and "offered digest" in accusation.reason
     assert WantBlob("b", 1, THEIRS.key) in machine.handle(Stalled())
     assert len(applies(give(machine, "b", THEIRS))) == 1
 
