@@ -12,6 +12,7 @@ from peers.opening import load_data
 from peers.peer_daemon import PeerDaemon
 from peers.peer_options import PeerOptions
 from protocol.frame import Frame, Kind
+from protocol.model.payload import ids_bytes
 from swarm.hostile_act import Hostile, HostileAct, LyingTransport, raw_control
 
 PAUSE = 0.2
@@ -111,11 +112,12 @@ async def huge_tensors(hostile: Hostile) -> None:
     """Serve a stage, and send its neighbours numbers of 3e38: finite, of the right form, and beyond all arithmetic."""
 
     def lie(peer: str, frame: Frame) -> list[Frame]:
-        if frame.header.kind is not Kind.BACKWARD:
+        if frame.header.kind not in (Kind.FORWARD, Kind.BACKWARD):
             return [frame]
         hostile.began()
         payload = bytes(frame.payload)
-        return [replace(frame, payload=(HUGE * (len(payload) // 4 + 1))[: len(payload)])]
+        ids = ids_bytes(hostile.manifest.config) if frame.header.kind is Kind.FORWARD else 0
+        return [replace(frame, payload=payload[:ids] + HUGE * ((len(payload) - ids) // len(HUGE)))]
 
     await _serve(hostile, lie)
 
