@@ -17,6 +17,7 @@ from protocol.basis_microbatch import microbatches as count
 from protocol.config import RunConfig
 from protocol.errors import BadPart, RemoteError, RunFailed
 from protocol.model.engine import StageEngine
+from protocol.model.stage import whole_model_names
 from protocol.reference import ReferenceRun
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("one_thread")]
@@ -140,14 +141,19 @@ def of_one_process(
 ) -> tuple[list[float], Tensors, dict[str, torch.Tensor]]:
     """The step from `states`: losses, mean gradients, and the mean of the microbatches' absolute gradients."""
 
-    def begin() -> ReferenceRun:
+    def begin() -> None:
         for stage, state in enumerate(states):
             reference.load(stage, copied(state), step - 1)
-        return reference
 
-    each = [begin().step(step, [ids])[1] for ids in microbatches(step)]
-    sizes = {name: torch.stack([g[name].double().abs() for g in each]).mean(0) for name in each[0]}
-    return *begin().step(step, microbatches(step)), sizes
+    begin()
+    named = {name: p for stage in reference._stages for name, p in whole_model_names(stage).items()}
+    sizes = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in named.items()}
+    for m, ids in enumerate(microbatches(step)):
+        loss = reference.loss(ids, step, m)
+        for name, gradient in zip(named, torch.autograd.grad(loss, list(named.values())), strict=True):
+            sizes[name] += gradient.double().abs() / MICROBATCHES
+    begin()
+    return *reference.step(step, microbatches(step)), sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
