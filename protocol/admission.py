@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv6Address, ip_address
+
 from protocol.membership_events import JoinAsked
 from protocol.placement import fits
 from protocol.run_state import RunState
 
 MOST_MEMBERS = 200  # a view names all of them with their addresses, in one control message
-MOST_FROM_SOURCE = 32  # peers at one network address; a site behind one router may have several
+MOST_FROM_SOURCE = 32  # peers at one site; a site behind one router may have several
+SITE_BITS = 64  # of an IPv6 address: a line is given at least one such network, and its owner picks any address in it
 
 
 def refusal(run: RunState, event: JoinAsked) -> str:
@@ -15,8 +18,9 @@ def refusal(run: RunState, event: JoinAsked) -> str:
     if len(run.members) >= MOST_MEMBERS:
         return f"the run is full: it has {MOST_MEMBERS} peers"
 
-    beside = sum(member.source == event.source for member in run.members.values())
-    if not _is_uncounted(event.source) and beside >= MOST_FROM_SOURCE:
+    site = _site(event.source)
+    beside = sum(_site(member.source) == site for member in run.members.values()) if site else 0
+    if beside >= MOST_FROM_SOURCE:
         return f"the run takes at most {MOST_FROM_SOURCE} peers from one network address, and has them"
 
     if not any(fits(cost, event.memory) for cost in run.costs):
@@ -28,6 +32,18 @@ def refusal(run: RunState, event: JoinAsked) -> str:
     return ""
 
 
-def _is_uncounted(source: str) -> bool:
-    """Whether any number of peers may come from `source`: it is unknown, or this machine, whose owner owns the run."""
-    return source in ("", "::1") or source.startswith("127.")
+def _site(source: str) -> str:
+    """The line that `source` is on; "": any number of peers may come from there, for it is unknown, or this machine,
+    whose owner owns the run.
+    """
+    try:
+        address = ip_address(source)
+    except ValueError:
+        return source  # no address, as tests and other transports name their peers' places
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_loopback:
+        return ""
+    if isinstance(address, IPv6Address):
+        return str(IPv6Address(int(address) >> SITE_BITS << SITE_BITS))
+    return str(address)

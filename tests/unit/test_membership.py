@@ -1030,7 +1030,22 @@ def test_one_network_address_does_not_fill_the_run() -> None:
     assert Admit("else") in told.join("else", source="203.0.113.8")
 
 
-@pytest.mark.parametrize("source", ["", "127.0.0.1", "::1"])
+def test_one_line_does_not_fill_the_run_by_the_many_ipv6_addresses_that_it_has() -> None:
+    told = story("ann", "ben")
+    crowd = {f"new-{number}": f"2001:db8:0:7::{number + 1:x}" for number in range(MOST_FROM_SOURCE + 5)}
+    effects = [e for name, at in crowd.items() for e in told.join(name, source=at) if isinstance(e, TurnAway)]
+    assert [e.peer for e in effects] == list(crowd)[-5:]
+    assert Admit("else") in told.join("else", source="2001:db8:0:8::1"), "the neighbour's line is another one"
+
+
+def test_an_ipv4_address_is_the_same_one_in_ipv6() -> None:
+    told = story("ann", "ben")
+    crowd = {f"new-{number}": f"{'::ffff:' * (number % 2)}203.0.113.7" for number in range(MOST_FROM_SOURCE + 1)}
+    effects = [e for name, at in crowd.items() for e in told.join(name, source=at) if isinstance(e, TurnAway)]
+    assert [e.peer for e in effects] == [f"new-{MOST_FROM_SOURCE}"]
+
+
+@pytest.mark.parametrize("source", ["", "127.0.0.1", "::1", "::ffff:127.0.0.1"])
 def test_what_comes_from_this_machine_or_from_nobody_knows_where_is_not_counted(source: str) -> None:
     told = story("ann", "ben")
     crowd = [f"new-{number}" for number in range(MOST_FROM_SOURCE + 5)]
