@@ -19,6 +19,7 @@ _LONGEST_NAME = 253
 _LABEL = r"(?:(?=xn--)|(?!..--))[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.ASCII)
 _PORT = re.compile(r"[0-9]{1,5}")
+_SHARED = ipaddress.ip_network("100.64.0.0/10")  # between a provider and its customers: of use within that network only
 _OVER_IT = {"quic", "quic-v1", "ws", "wss"}  # what libp2p may speak over TCP or UDP
 
 
@@ -63,7 +64,7 @@ def peer_of(address: str) -> str:
 
 
 def usable(addresses: Sequence[str]) -> list[str]:
-    """Those of `addresses` that are well formed and that another machine could dial: never port 0, never 0.0.0.0."""
+    """Those of `addresses` that are well formed and that one could dial: never port 0, 0.0.0.0 or a group's address."""
     return [address for address in addresses if _dialable(parts(address))]
 
 
@@ -83,13 +84,13 @@ def reachable_from(addresses: Sequence[str], source: str) -> list[str]:
     """
     if not source or is_loopback(source):
         return list(addresses)
-    from_private = ipaddress.ip_address(source).is_private
+    from_private = _is_private(source)
 
     def leads_there(host: str | None) -> bool:
         if host is None:
             return True  # a name: it leads where its owner wants
         here = is_loopback(host) or _is_link_local(host)
-        return not here and (from_private or not ipaddress.ip_address(host).is_private)
+        return not here and (from_private or not _is_private(host))
 
     return [address for address in usable(addresses) if leads_there(_host(address))]
 
@@ -99,11 +100,9 @@ def host_of(address: str) -> str:
     words = address.split("/")
     host = words[2] if len(words) > 2 and words[1] in ("ip4", "ip6") else ""
     try:
-        parsed = ipaddress.ip_address(host.partition("%")[0])
+        return str(_unmapped(host.partition("%")[0]))
     except ValueError:
         return ""
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return str(mapped or parsed)
 
 
 def loopback_of(addresses: Sequence[str]) -> str:
@@ -115,6 +114,19 @@ def loopback_of(addresses: Sequence[str]) -> str:
 def is_loopback(host: str | None) -> bool:
     """Whether the IP address `host` is one of the machine's own loopback; None: a name, of which nobody knows."""
     return host is not None and ipaddress.ip_address(host).is_loopback
+
+
+def has_way_to(address: str) -> bool:
+    """Whether this machine has any way to the host in `address`: one without IPv6 has none to IPv6. Sends nothing."""
+    host = _host(address)
+    if host is None:
+        return True
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # of UDP, this only looks for a route
+        except OSError:
+            return False
+    return True
 
 
 def every_address(port: int) -> list[str]:
@@ -148,9 +160,25 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _host(address: str) -> str | None:
-    """The IP address in a well-formed address; None: a name."""
+    """The IP address in a well-formed address; None: a name of which nobody knows where it leads."""
     known = parts(address)
-    return known.get("ip4") or known.get("ip6")
+    name = next((known[kind] for kind in ("dns", "dns4", "dns6") if kind in known), "").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return "127.0.0.1"
+    host = known.get("ip4") or known.get("ip6")
+    return None if host is None else str(_unmapped(host))
+
+
+def _unmapped(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address that `host` spells: ::ffff:127.0.0.1 leads where 127.0.0.1 does. ValueError: it spells none."""
+    parsed = ipaddress.ip_address(host)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return mapped or parsed
+
+
+def _is_private(host: str) -> bool:
+    parsed = ipaddress.ip_address(host)
+    return parsed.is_private or (parsed.version == 4 and parsed in _SHARED)
 
 
 def _is_link_local(host: str | None) -> bool:
@@ -160,7 +188,12 @@ def _is_link_local(host: str | None) -> bool:
 def _dialable(known: dict[str, str]) -> bool:
     host = known.get("ip4") or known.get("ip6")
     port = known.get("tcp") or known.get("udp") or "0"
-    return int(port) != 0 and not (host is not None and ipaddress.ip_address(host).is_unspecified)
+    return int(port) != 0 and not (host is not None and _is_nowhere(_unmapped(host)))
+
+
+def _is_nowhere(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether no single machine is at `host`. Of IPv6 much is reserved that is in use, such as 64:ff9b::."""
+    return host.is_unspecified or host.is_multicast or (host.version == 4 and host.is_reserved)
 
 
 def check_announced(addresses: Sequence[str] | None) -> None:

@@ -5,42 +5,58 @@ With a neighbour that cannot be dialled a run stands still. So of a newcomer's a
 from elsewhere, and then only if a nameless dialler, which has no connection to it yet, gets through. Who is left with
 none is treated as one that asked for no connections: the others are called by it, and it is not put beside its like.
 
-A peer that came from this machine's own loopback is believed: a launch, a laboratory, a test.
+The try is a service to newcomers and not a gate: a peer is believed where it tells nothing. So of one that came from
+this machine's own loopback (a launch, a laboratory, a test); of addresses of a family that this machine does not have;
+and where a try cannot begin soon, since others ask for as many: identities are free, and nobody waits behind a crowd of
+them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from peers.addresses import is_loopback, reachable_from
+from peers.addresses import has_way_to, is_loopback, reachable_from
 from peers.refusal_log import RefusalLog
 from peers.transport import Transport
+from protocol.errors import NetworkError
 from protocol.frame import control
 from protocol.membership_events import JoinAsked
+from protocol.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
 MOST_KNOWN = 1024  # peers of whom the result is kept
-MOST_AT_ONCE = 2  # each takes a process of its own for some seconds
+MOST_AT_ONCE = 4  # each takes a process of its own for some seconds
+TRIES_A_SECOND, TRIES_IN_A_ROW = 2.0, 32.0
+PATIENCE_SECONDS = 10.0  # until a try begins; a peer waits for three times as long to be admitted
 
 
 class Reachability:
-    """Looks at join requests over `transport` and hands them on, with the addresses that count, to `decide`."""
+    """Looks at join requests over `transport` and hands them on, with the addresses that count, to `decide`.
+
+    Args:
+        has_way: whether this machine has a way to an address at all.
+    """
 
     def __init__(
         self,
         transport: Transport,
         decide: Callable[[JoinAsked], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        clock: Callable[[], float] = time.monotonic,
+        has_way: Callable[[str], bool] = has_way_to,
     ) -> None:
         self._transport, self._decide, self._spawn = transport, decide, spawn
         self._known: dict[str, tuple[str, tuple[str, ...], bool]] = {}  # session, addresses, whether they lead there
         self._dialling: set[str] = set()
-        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._turns, self._clock = asyncio.Semaphore(MOST_AT_ONCE), clock
+        self._has_way_to = has_way
+        self._tries = TokenBucket(TRIES_A_SECOND, TRIES_IN_A_ROW)
         self._refusals = RefusalLog(logger)
 
     def asked(self, event: JoinAsked) -> None:
@@ -54,21 +70,46 @@ class Reachability:
             self._hand_on(event, bool(kept) or not event.claimed)
         elif known is not None and known[:2] == (event.session, kept):
             self._hand_on(event, known[2])
-        elif event.peer not in self._dialling and len(self._dialling) < MOST_KNOWN:
+        elif event.peer in self._dialling:
+            pass  # it asks again and again, and is answered when the try has ended
+        elif len(self._dialling) < MOST_KNOWN and self._tries.take(self._clock()) == 0:
             self._dialling.add(event.peer)
             self._spawn(self._dial(event))
+        else:
+            self._hand_on(event, True)
 
     async def _dial(self, event: JoinAsked) -> None:
         try:
-            async with self._turns:
-                reached = await self._transport.dials(event.peer, event.addresses)
+            reached = await self._try(event)
         finally:
             self._dialling.discard(event.peer)
+        if reached is None:
+            self._hand_on(event, True)
+            return
         self._known.pop(event.peer, None)
         self._known[event.peer] = event.session, event.addresses, reached
         while len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
         self._hand_on(event, reached)
+
+    async def _try(self, event: JoinAsked) -> bool | None:
+        """Whether the peer of `event` was reached; None: that cannot be told."""
+        dialled = tuple(address for address in event.addresses if self._has_way_to(address))
+        if not dialled:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            return None
+        try:
+            reached = await self._transport.dials(event.peer, dialled)
+            return True if reached else None if len(dialled) < len(event.addresses) else False
+        except NetworkError as error:  # of this machine: it has no room for one more process
+            self._refusals.note(event.peer, f"its addresses were not tried: {error}")
+            return None
+        finally:
+            self._turns.release()
 
     def _hand_on(self, event: JoinAsked, reached: bool) -> None:
         if not reached:
@@ -79,8 +120,9 @@ class Reachability:
     def _tell(self, event: JoinAsked) -> None:
         claimed = " or ".join(event.claimed[:3])
         text = (
-            f"nobody can reach this peer at {claimed}: forward the port to it and say so (--port, --announce), or join "
-            "with --no-listen; until then it is treated as if --no-listen were given"
+            f"nobody can reach this peer at {claimed} (its connection comes from {event.source}): forward the port to "
+            "it and say so (--port, --announce), or join with --no-listen; until then it is treated as if --no-listen "
+            "were given"
         )
         self._refusals.note(event.peer, f"this peer cannot be reached at {claimed}")
         self._transport.send(event.peer, control({"type": "notice", "text": text}))

@@ -131,7 +131,11 @@ class Transport(Protocol):
         """The IP address from which the newest connection of `peer` came; "": not known."""
 
     async def dials(self, peer: str, addresses: Sequence[str]) -> bool:
-        """Whether somebody who has no connection to `peer` can get one at `addresses`. May take some seconds."""
+        """Whether somebody who has no connection to `peer` can get one at `addresses`. May take some seconds.
+
+        Raises:
+            NetworkError: this machine cannot try.
+        """
 
     async def receive(self) -> TransportEvent:
         """The next event, from any peer."""

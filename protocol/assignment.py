@@ -134,7 +134,12 @@ def _further(
     step: int,
 ) -> int | None:
     """The stage of one more peer: of those whose state it has, where it was, else the neediest."""
-    open_to = [s for s, cost in enumerate(costs) if candidate.has(s, step) and fits(cost, candidate.memory)]
+    closed = {seats[c.peer] + d for c in candidates if c.hidden and c.peer in seats for d in (-1, 0, 1)}
+    open_to = [
+        s
+        for s, cost in enumerate(costs)
+        if candidate.has(s, step) and fits(cost, candidate.memory) and not (candidate.hidden and s in closed)
+    ]
     if candidate.stage in open_to:
         return candidate.stage
     if not open_to:

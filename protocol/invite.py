@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from protocol import strict_json
 from protocol.errors import UserError
 from protocol.plain_text import plain
 
@@ -54,7 +55,7 @@ class Invite:
             )
         try:
             padded = parts[1] + "=" * (-len(parts[1]) % 4)
-            run_id, key, addresses = json.loads(base64.urlsafe_b64decode(padded))
+            run_id, key, addresses = strict_json.loads(base64.urlsafe_b64decode(padded))
             invite = cls(str(run_id), str(key), tuple(map(str, addresses)))
         except (ValueError, TypeError) as error:
             raise UserError("the invite cannot be read by this release of isthmus: ask for a new one") from error

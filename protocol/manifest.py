@@ -8,6 +8,7 @@ step from which it holds: a chain, in which the run keeps its id. What became of
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,6 +19,9 @@ from protocol.config import RunConfig, parse_config
 from protocol.errors import ConfigError, InputError, RemoteError, UserError
 from protocol.frame import PROTOCOL_VERSION
 from protocol.lineage import Lineage
+from protocol.plain_text import is_plain, plain
+
+LONGEST_NAME = 128  # of a hash, a key, a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,23 @@ class Manifest:
             values["history"] = tuple((int(step), str(config)) for step, config in values["history"])
             values["skipped"] = tuple(int(step) for step in values["skipped"])
             manifest = cls(config=config, **values)
+            manifest._check()
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise RemoteError(f"the run's manifest cannot be read by this release of isthmus: {error}") from error
         if config.hash() != claimed:
             raise RemoteError("the manifest's configuration does not hash to what it claims: other releases differ?")
         return manifest
+
+    def _check(self) -> None:
+        """Look at what a stranger may have written and peers show, compare and calculate with; ValueError."""
+        texts = [self.data_fingerprint, self.coordinator_key, self.nonce, self.first, self.previous]
+        texts += [self.basis_fingerprint or "", *(name for _, name in self.history)]
+        if not all(is_plain(text, LONGEST_NAME) for text in texts):
+            raise ValueError(f"expected names and hashes of at most {LONGEST_NAME} printable characters")
+        if type(self.unigram_loss) not in (int, float) or not 0 <= self.unigram_loss < math.inf:
+            raise ValueError(f"expected the loss of the unigram baseline in nats, got {plain(self.unigram_loss, 40)}")
+        if type(self.from_step) is not int or self.from_step < 0:
+            raise ValueError(f"expected the first step for which it holds, got {plain(self.from_step, 40)}")
 
 
 def check_chain(manifests: Sequence[Manifest]) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from protocol import admission, blame, departure, losses, running, waiting
+from protocol import admission, blame, departure, losses, meeting, running, waiting
 from protocol.conduct import Conduct
 from protocol.membership_events import (
     Accused,
@@ -252,6 +252,8 @@ class Membership:
             effects += running.steer(run, now)
         if run.end is None and run.stands:
             effects += [*waiting.let_go(run, now), *waiting.wait(run, now)]
+        if run.end is None and (run.ticked or any(isinstance(effect, Issue) for effect in effects)):
+            effects += meeting.notice(run)
         return effects
 
     def _wake(self, now: float) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol import departure, losses, standstill
+from protocol import departure, losses, meeting, standstill
 from protocol.membership_events import Effect, Release, short_peer
 from protocol.run_state import RunState
 from protocol.steering import Calm, next_learner, next_plan
@@ -53,7 +53,11 @@ def _seat(run: RunState, now: float) -> list[Effect]:
     """
     start = run.margin_step
     seated: list[str] = []
-    while (found := next_learner(run.roster, run.costs, start, run.conduct.quarrels.apart)) is not None:
+
+    def apart(peer: str) -> set[str]:
+        return {*run.conduct.quarrels.apart(peer), *meeting.beside(run, peer)}
+
+    while (found := next_learner(run.roster, run.costs, start, apart)) is not None:
         if not seated and run.seatings.take(now) > 0:
             return []
         assert run.view is not None

@@ -140,7 +140,7 @@ def next_learner(
     """A member without a place, and the stage that it should follow from the state after `start` on.
 
     Args:
-        apart: those beside whom a peer is not to be, with whom it has quarrelled.
+        apart: those beside whom a peer is not to be: it has quarrelled with them, or can never meet them.
     """
     assert roster.view is not None
     if start >= roster.view.last_step:

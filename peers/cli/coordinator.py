@@ -182,7 +182,15 @@ def _print_invite(folder: RunFolder, invite: Invite) -> None:
     say("invite (also in invite.txt); a peer joins with: isthmus peer join INVITE")
     say(str(invite))
     if loopback_of(invite.addresses):
-        say("the invite holds for this machine only, since the coordinator listens on loopback")
+        say(f"the invite holds for this machine only, {_why_here(folder)}")
+
+
+def _why_here(folder: RunFolder) -> str:
+    """Why nobody elsewhere can be invited: it was asked for, or this machine is in no network."""
+    host, _, _ = folder.memory().get("listen") or ["", 0, None]
+    if host:
+        return "since the coordinator listens on loopback"
+    return "since it has no address in a network: connect it to one, or give the address that leads to it by --announce"
 
 
 def _conclude(opened: Opened, end: End, screen: Screen, interrupted: bool) -> int:

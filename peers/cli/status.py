@@ -28,7 +28,13 @@ def status(text: str) -> int:
     invite = Invite.parse(text)
     with tempfile.TemporaryDirectory(prefix="isthmus-status-") as folder:
         manifest, progress = asyncio.run(_look(invite, Path(folder)))
-    _show(manifest, progress)
+    try:
+        _show(manifest, progress)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # signed, but by whom the invite names
+        raise UserError(
+            f"the progress of run {invite.run_id} cannot be read by this release of isthmus ({error!r}): install the "
+            "one that the run uses"
+        ) from error
     return 0
 
 

@@ -57,6 +57,7 @@ SPEAKS_IN: dict[tuple[str, str], set[str]] = {
     ("peers/cli/coordinator.py", "choose"): STARTS,
     ("peers/cli/coordinator.py", "open_run"): STARTS,
     ("peers/cli/coordinator.py", "_check_wait_for"): {"coordinator start"},
+    ("peers/cli/coordinator.py", "_why_here"): {"coordinator start"},
     ("peers/cli/coordinator.py", "_way_on"): {"launch"},  # the end of a command to type
     ("peers/cli/launch.py", "_check"): {"launch"},
     ("peers/cli/launch.py", "_lab"): {"launch"},
