@@ -7,6 +7,7 @@ from peers.addresses import (
     check_listen,
     every_address,
     for_others,
+    has_way_to,
     host_of,
     loopback_of,
     parts,
@@ -56,6 +57,10 @@ def test_usable(address: str) -> None:
         "/ip6/fe80::1%eth0/tcp/5",
         "/ip6/12345::/tcp/5",
         "/ip4/0.0.0.0/tcp/5",
+        "/ip6/::ffff:0.0.0.0/tcp/5",
+        "/ip4/224.0.0.1/tcp/5",
+        "/ip4/255.255.255.255/tcp/5",
+        "/ip6/ff02::1/tcp/5",
         "/ip6/::/tcp/5",
         "/ip6/0:0:0:0:0:0:0:0/tcp/5",
         "/ip4/1.2.3.4/tcp/0",
@@ -162,3 +167,27 @@ def test_by_default_all_addresses_of_both_families_are_listened_on_at_one_port()
     assert len({known["tcp"] for known in found}) == 1 and found[0]["tcp"] != "0"
     assert [parts(address)["tcp"] for address in every_address(4711)] == ["4711"] * len(found)
     check_listen(every_address(0))
+
+
+@pytest.mark.parametrize("spelled", ["/ip6/::ffff:127.0.0.1/tcp/5", "/dns4/localhost/tcp/5", "/dns/A.LocalHost/tcp/5"])
+def test_loopback_is_loopback_however_it_is_spelled(spelled: str) -> None:
+    """It passed for an address elsewhere, so a peer in the coordinator's network was believed to be there."""
+    for source in (PRIVATE4, GLOBAL4):
+        assert reachable_from([spelled, *at(GLOBAL4)], source) == at(GLOBAL4)
+    assert for_others([spelled, *at(GLOBAL4)]) == at(GLOBAL4)
+
+
+def test_an_address_within_a_providers_network_leads_nowhere_from_outside_of_it() -> None:
+    shared = at("100.64.3.4", "::ffff:100.64.3.4", "::ffff:192.168.1.7")
+    assert reachable_from(shared, GLOBAL4) == []
+    assert reachable_from(shared, "100.101.1.1") == shared, "from such a network, as some tunnels are"
+
+
+def test_a_translated_address_is_one() -> None:
+    """Much of IPv6 is called reserved; hosts that have nothing else reach IPv4 at 64:ff9b::."""
+    assert usable(at("64:ff9b::5db8:d822")) == at("64:ff9b::5db8:d822")
+
+
+def test_whether_there_is_a_way_is_told_without_sending_anything() -> None:
+    assert has_way_to("/ip4/127.0.0.1/tcp/5") and has_way_to("/dns4/example.org/tcp/5")
+    assert not has_way_to("/ip4/255.255.255.255/tcp/5")

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from peers.cli.coordinator import _way_on, start
+from peers.cli.coordinator import _print_invite, _way_on, start
 from peers.cli.coordinator_network import ANY_HOST, Opened, StartOptions, _dialable, _where, listened
 from peers.cli.launch import LaunchOptions, _check, _coordinator_arguments, launch
 from peers.cli.output import console
 from peers.run_folder import RunFolder
 from protocol.config import RunConfig, parse_config
 from protocol.errors import UserError
+from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.signing import SigningKey
 from protocol.view import Replica, View
@@ -133,3 +134,15 @@ def test_the_way_on_starts_as_many_peers(folder: RunFolder) -> None:
         folder.peer(index).mkdir(parents=True)
     assert _way_on(folder, 5) == f"isthmus launch --resume {folder.root}"
     assert _way_on(folder, 3) == f"isthmus launch --resume {folder.root} --peers 5"
+
+
+@pytest.mark.parametrize(("host", "said"), [("127.0.0.1", "listens on loopback"), ("", "no address in a network")])
+def test_an_invite_for_this_machine_says_why(
+    folder: RunFolder, host: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without a network was told that its coordinator listened on loopback, though it listened on all."""
+    shown = io.StringIO()
+    monkeypatch.setattr(console, "file", shown)
+    folder.remember({"listen": [host, 31330, None]})
+    _print_invite(folder, Invite(MANIFEST.run_id, KEY.public, (f"/ip4/127.0.0.1/tcp/31330/p2p/{ID}",)))
+    assert said in " ".join(shown.getvalue().split())

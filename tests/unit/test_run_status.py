@@ -17,6 +17,8 @@ from peers.run_folder import RunFolder
 from peers.run_status import describe_peers
 from peers.screen import Screen
 from protocol.config import RunConfig
+from protocol.errors import UserError
+from protocol.invite import Invite
 from protocol.manifest import Manifest
 from protocol.signing import SigningKey
 from protocol.view import Replica, View
@@ -122,3 +124,20 @@ def test_the_journal_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
     journal.note("end", "the end", show=False)
     assert said[1:] == ["view 1: every stage has a peer", "view 2"]
     assert [(event["kind"], event["text"]) for event in folder.noted()] == [("end", "the end")]
+
+
+@pytest.mark.parametrize(
+    "change", [{"time": "now"}, {"peers": [7]}, {"row": {"loss": "x"}}, {"phase": None, "peers": None}]
+)
+def test_progress_of_another_form_is_the_users_matter_and_no_traceback(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is signed by whom the invite names, who may be anybody."""
+    progress = {"time": 0.0, "phase": "running", "notice": "", "row": None, "last_step": 9, "peers": [], **change}
+
+    async def look(invite: Invite, folder: Path) -> tuple[Manifest, dict[str, Any]]:
+        return MANIFEST, progress
+
+    monkeypatch.setattr(status, "_look", look)
+    with pytest.raises(UserError, match="cannot be read by this release"):
+        status.status(str(Invite(MANIFEST.run_id, KEY.public, ("/ip4/1.2.3.4/tcp/5",))))

@@ -127,7 +127,12 @@ INVITE = Invite("tiny-0123456789ab", KEY.public, ("/ip4/10.0.0.1/tcp/31337/p2p/1
 
 def encoded(value: Any) -> str:
     """An invite with a right checksum that carries `value`."""
-    body = base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+    return checked(json.dumps(value))
+
+
+def checked(text: str) -> str:
+    """An invite with a right checksum that carries `text`."""
+    body = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
     return f"isthmus1.{body}.{hashlib.sha256(body.encode()).hexdigest()[:8]}"
 
 
@@ -164,6 +169,7 @@ def test_every_cut_and_every_changed_letter_is_noticed() -> None:
         (encoded(7), "cannot be read by this release of isthmus: ask for a new one"),
         (encoded(["run", "key"]), "cannot be read by this release"),
         (encoded(["run", "key", 5]), "cannot be read by this release"),
+        (checked("[" * 100_000 + "]" * 100_000), "cannot be read by this release"),
     ],
 )
 def test_a_bad_invite_says_what_to_do(text: str, message: str) -> None:
@@ -225,6 +231,29 @@ def test_a_run_id_is_its_name_and_changes_with_everything_that_fixes_the_run() -
 def test_a_manifest_of_another_release_is_refused_with_the_reason(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RemoteError, match=message):
         Manifest.from_json({**MANIFEST_OF_DEFAULTS.to_json(), **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unigram_loss": "much"},
+        {"unigram_loss": -1.0},
+        {"unigram_loss": True},
+        {"nonce": "n" * 129},
+        {"nonce": 7},
+        {"data_fingerprint": None},
+        {"data_fingerprint": "\x1b[2J"},
+        {"basis_fingerprint": ["a"]},
+        {"coordinator_key": {}},
+        {"from_step": "1"},
+        {"first": "../../escaped\n"},
+        {"history": [[1, "h" * 129]]},
+    ],
+)
+def test_what_a_stranger_wrote_into_a_manifest_is_looked_at(change: dict[str, Any]) -> None:
+    """It is shown, compared and calculated with: of another type it ended `isthmus status` with a traceback."""
+    with pytest.raises(RemoteError, match="cannot be read by this release"):
+        Manifest.from_json({**json.loads(json.dumps(MANIFEST_OF_DEFAULTS.to_json())), **change})
 
 
 @pytest.mark.parametrize("name", sorted(MANIFEST_OF_DEFAULTS.to_json()))
