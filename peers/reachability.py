@@ -54,6 +54,7 @@ class Reachability:
         self._transport, self._decide, self._spawn = transport, decide, spawn
         self._known: dict[str, tuple[str, tuple[str, ...], bool]] = {}  # session, addresses, whether they lead there
         self._dialling: set[str] = set()
+        self._told: dict[str, str] = {}  # the session in which a peer was told that nobody reaches it
         self._turns, self._clock = asyncio.Semaphore(MOST_AT_ONCE), clock
         self._has_way_to = has_way
         self._tries = TokenBucket(TRIES_A_SECOND, TRIES_IN_A_ROW)
@@ -88,8 +89,7 @@ class Reachability:
             return
         self._known.pop(event.peer, None)
         self._known[event.peer] = event.session, event.addresses, reached
-        while len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        _forget_oldest(self._known)
         self._hand_on(event, reached)
 
     async def _try(self, event: JoinAsked) -> bool | None:
@@ -118,6 +118,12 @@ class Reachability:
         self._decide(event)
 
     def _tell(self, event: JoinAsked) -> None:
+        """Say it to the peer itself, once: it asks until it is let in, and is told the same each time."""
+        if self._told.pop(event.peer, None) == event.session:
+            self._told[event.peer] = event.session
+            return
+        self._told[event.peer] = event.session
+        _forget_oldest(self._told)
         claimed = " or ".join(event.claimed[:3])
         text = (
             f"nobody can reach this peer at {claimed} (its connection comes from {event.source}): forward the port to "
@@ -126,3 +132,8 @@ class Reachability:
         )
         self._refusals.note(event.peer, f"this peer cannot be reached at {claimed}")
         self._transport.send(event.peer, control({"type": "notice", "text": text}))
+
+
+def _forget_oldest(known: dict[str, Any]) -> None:
+    while len(known) > MOST_KNOWN:
+        del known[next(iter(known))]

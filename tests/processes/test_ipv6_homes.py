@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from peers.addresses import host_of
+from peers.run_folder import RunFolder
 from protocol.invite import Invite
 
 pytestmark = pytest.mark.skipif(
@@ -66,6 +67,29 @@ def homes() -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 ip("netns", "del", name)
 
 
+def two_stages(small_values: dict[str, Any], write_toml: Callable[[str, dict[str, Any]], Path]) -> Path:
+    """A small run of two stages."""
+    return write_toml("two.toml", {**small_values, "model": {**small_values["model"], "layers": 2}, "pipeline": TWO})
+
+
+def settings_of(tmp_path: Path, cache: Path) -> dict[str, Any]:
+    """Where commands run, and with which cache."""
+    return {"cwd": tmp_path, "env": {**os.environ, "ISTHMUS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}}
+
+
+def opened(
+    homes: Callable[..., subprocess.Popen[str]], toml: Path, tmp_path: Path, settings: dict[str, Any]
+) -> tuple[subprocess.Popen[str], str]:
+    """A coordinator in the first home, and its invite."""
+    coordinator = homes(0, "coordinator", "start", toml, "--steps", 4, "--dir", "run", **settings)
+    invite_file = tmp_path / "run/invite.txt"
+    deadline = time.monotonic() + 120
+    while not invite_file.exists() and coordinator.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert invite_file.exists(), coordinator.communicate()[0]
+    return coordinator, invite_file.read_text().strip()
+
+
 def test_homes_with_ipv6_only_train_with_one_that_has_both(
     homes: Callable[..., subprocess.Popen[str]],
     small_values: dict[str, Any],
@@ -74,19 +98,58 @@ def test_homes_with_ipv6_only_train_with_one_that_has_both(
     tmp_path: Path,
 ) -> None:
     """The invite of the coordinator, who has IPv6 only, used to name loopback, and peers told each other 127.0.0.1."""
-    toml = write_toml("two.toml", {**small_values, "model": {**small_values["model"], "layers": 2}, "pipeline": TWO})
-    settings = {"cwd": tmp_path, "env": {**os.environ, "ISTHMUS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}}
-    coordinator = homes(0, "coordinator", "start", toml, "--steps", 4, "--dir", "run", **settings)
-    invite_file = tmp_path / "run/invite.txt"
-    deadline = time.monotonic() + 120
-    while not invite_file.exists() and coordinator.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert invite_file.exists(), coordinator.communicate()[0]
-
-    text = invite_file.read_text().strip()
+    settings = settings_of(tmp_path, cache)
+    coordinator, text = opened(homes, two_stages(small_values, write_toml), tmp_path, settings)
     assert {host_of(address) for address in Invite.parse(text).addresses} == {"fd77::1"}
     peers = [homes(home, "peer", "join", text, "--dir", f"peer-{home}", **settings) for home in (1, 2)]
     said = [process.communicate(timeout=240)[0] for process in (coordinator, *peers)]
     assert [process.returncode for process in (coordinator, *peers)] == [0, 0, 0], "\n".join(said)
     assert "this machine only" not in said[0] and "ended after step 4" in said[0]
     assert not any("nobody can reach" in output for output in said), "\n".join(said)
+
+
+def test_peers_that_nobody_reaches_are_told_and_those_that_can_never_meet_are_named(
+    homes: Callable[..., subprocess.Popen[str]],
+    small_values: dict[str, Any],
+    write_toml: Callable[[str, dict[str, Any]], Path],
+    cache: Path,
+    tmp_path: Path,
+) -> None:
+    """One announces an address at which it is not, one its loopback. Both were believed, and the run stood still."""
+    settings = settings_of(tmp_path, cache)
+    coordinator, text = opened(homes, two_stages(small_values, write_toml), tmp_path, settings)
+    wrong = homes(1, "peer", "join", text, "--dir", "peer-1", "--announce", "/ip6/fd77::3/tcp/9", **settings)
+    inward = homes(2, "peer", "join", text, "--dir", "peer-2", "--host", "::1", **settings)
+    noted: list[str] = []
+    deadline = time.monotonic() + 150
+    while not any("never meet" in text for text in noted) and time.monotonic() < deadline:
+        time.sleep(0.5)
+        noted = [str(line["text"]) for line in RunFolder(tmp_path / "run").noted()]
+    for process in (coordinator, wrong, inward):
+        process.kill()
+    said = [process.communicate(timeout=60)[0] for process in (coordinator, wrong, inward)]
+    assert any("never meet" in text for text in noted), "\n".join([*said, *noted])
+    assert "nobody can reach this peer at /ip6/fd77::3/tcp/9" in said[1] and "comes from fd77::2" in said[1]
+    assert "nobody can reach this peer at /ip6/::1/tcp/" in said[2] and "comes from fd77::3" in said[2]
+    for output in said[1:]:
+        assert output.count("nobody can reach this peer") == 1
+        assert output.index("nobody can reach") < output.index("serving stage"), "before training"
+
+
+def test_the_other_commands_work_in_a_home_with_ipv6_only(
+    homes: Callable[..., subprocess.Popen[str]],
+    small_values: dict[str, Any],
+    write_toml: Callable[[str, dict[str, Any]], Path],
+    cache: Path,
+    tmp_path: Path,
+) -> None:
+    settings, toml = settings_of(tmp_path, cache), two_stages(small_values, write_toml)
+    coordinator, text = opened(homes, toml, tmp_path, settings)
+    status = homes(2, "status", text, **settings)
+    shown, _ = status.communicate(timeout=120)
+    coordinator.kill()
+    coordinator.communicate()
+    assert status.returncode == 0 and "waiting" in shown, shown
+    launch = homes(2, "launch", toml, "--steps", 3, "--dir", "launched", "--no-evaluate", **settings)
+    shown, _ = launch.communicate(timeout=200)
+    assert launch.returncode == 0 and "ended after step 3" in shown, shown

@@ -159,3 +159,8 @@ def test_who_gets_no_turn_in_time_is_believed(monkeypatch: pytest.MonkeyPatch) -
 
     asyncio.run(scene())
     assert len(handed) == MOST_AT_ONCE + 1
+
+
+def test_who_asks_again_is_told_once_and_again_after_a_restart() -> None:
+    events, transport = play("8.8.8.8", False, join(AWAY), join(AWAY), join(AWAY), join(AWAY, session="2"))
+    assert [event.addresses for event in events] == [()] * 4 and len(transport.sent) == 2
