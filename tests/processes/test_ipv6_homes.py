@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -77,6 +78,14 @@ def settings_of(tmp_path: Path, cache: Path) -> dict[str, Any]:
     return {"cwd": tmp_path, "env": {**os.environ, "ISTHMUS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}}
 
 
+def ended(process: subprocess.Popen[str]) -> str:
+    """Stop a command at once, by a second Ctrl-C, so that it leaves nothing. Returns what it has said."""
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    return process.communicate(timeout=60)[0]
+
+
 def opened(
     homes: Callable[..., subprocess.Popen[str]], toml: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> tuple[subprocess.Popen[str], str]:
@@ -125,13 +134,11 @@ def test_peers_that_nobody_reaches_are_told_and_those_that_can_never_meet_are_na
     while not any("never meet" in text for text in noted) and time.monotonic() < deadline:
         time.sleep(0.5)
         noted = [str(line["text"]) for line in RunFolder(tmp_path / "run").noted()]
-    for process in (coordinator, wrong, inward):
-        process.kill()
-    said = [process.communicate(timeout=60)[0] for process in (coordinator, wrong, inward)]
+    said = [ended(process) for process in (wrong, inward, coordinator)]
     assert any("never meet" in text for text in noted), "\n".join([*said, *noted])
-    assert "nobody can reach this peer at /ip6/fd77::3/tcp/9" in said[1] and "comes from fd77::2" in said[1]
-    assert "nobody can reach this peer at /ip6/::1/tcp/" in said[2] and "comes from fd77::3" in said[2]
-    for output in said[1:]:
+    assert "nobody can reach this peer at /ip6/fd77::3/tcp/9" in said[0] and "comes from fd77::2" in said[0]
+    assert "nobody can reach this peer at /ip6/::1/tcp/" in said[1] and "comes from fd77::3" in said[1]
+    for output in said[:2]:
         assert output.count("nobody can reach this peer") == 1
         assert output.index("nobody can reach") < output.index("serving stage"), "before training"
 
@@ -147,8 +154,7 @@ def test_the_other_commands_work_in_a_home_with_ipv6_only(
     coordinator, text = opened(homes, toml, tmp_path, settings)
     status = homes(2, "status", text, **settings)
     shown, _ = status.communicate(timeout=120)
-    coordinator.kill()
-    coordinator.communicate()
+    ended(coordinator)
     assert status.returncode == 0 and "waiting" in shown, shown
     launch = homes(2, "launch", toml, "--steps", 3, "--dir", "launched", "--no-evaluate", **settings)
     shown, _ = launch.communicate(timeout=200)
