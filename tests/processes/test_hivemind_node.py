@@ -138,3 +138,23 @@ def test_guard_refuses_bad_records(tmp_path: Path) -> None:
         assert not await careful.store("mine", b"signed, but for too long", 200)
 
     run(test, tmp_path)
+
+
+def test_a_connection_that_is_there_is_not_taken_for_an_address_that_leads_there(tmp_path: Path) -> None:
+    async def test(make: Make) -> None:
+        coordinator = await make("coordinator")
+        newcomer = await make("newcomer", initial_peers=await coordinator.addresses())
+        await newcomer.connect(coordinator.peer_id, await coordinator.addresses())
+        await helpers.frame_gets_through(newcomer, coordinator, b"join")
+        assert coordinator.source_of(newcomer.peer_id) == "127.0.0.1"
+        assert coordinator.source_of("somebody else") == ""
+
+        wrong = [f"/ip4/127.0.0.1/tcp/1/p2p/{newcomer.peer_id}"]
+        await coordinator.connect(newcomer.peer_id, wrong)  # libp2p uses the connection that is there
+        assert not await coordinator.dials(newcomer.peer_id, wrong)
+        assert await coordinator.dials(newcomer.peer_id, [*wrong, *await newcomer.addresses()])
+        # Somebody answers there, and it is another.
+        others = [address.rpartition("/p2p/")[0] for address in await coordinator.addresses()]
+        assert not await coordinator.dials(newcomer.peer_id, others)
+
+    run(test, tmp_path)
